@@ -2364,6 +2364,9 @@ type RemoveFileParams struct {
 
 // ReadFileParams defines parameters for ReadFile.
 type ReadFileParams struct {
+	// Offset The first byte that is wanted, as to go on after a connection that broke. Past the end nothing comes.
+	Offset int64 `form:"offset,omitempty" json:"offset,omitempty"`
+
 	// Path A path in the sandbox; a relative one starts at the default directory.
 	Path Path `form:"path" json:"path"`
 
@@ -2375,6 +2378,15 @@ type ReadFileParams struct {
 type WriteFileParams struct {
 	// Mode The permission bits in octal; without it 0644, or the old file's.
 	Mode string `form:"mode,omitempty" json:"mode,omitempty"`
+
+	// Upload A key of the caller's own of an upload that can be taken up again. What has come of a body that breaks off is
+	// kept, `/files/stat` with the same key says how much, and the same call with that as `offset` brings the rest.
+	// The file appears when the body of a call came to its end. What nobody takes up again is removed after a day,
+	// by the next upload into the same directory.
+	Upload string `form:"upload,omitempty" json:"upload,omitempty"`
+
+	// Offset The first byte of the body in the file; only with `upload`. More than is there is refused (`upload_offset`).
+	Offset int64 `form:"offset,omitempty" json:"offset,omitempty"`
 
 	// Path A path in the sandbox; a relative one starts at the default directory.
 	Path Path `form:"path" json:"path"`
@@ -2415,6 +2427,9 @@ type MoveFileParams struct {
 
 // StatFileParams defines parameters for StatFile.
 type StatFileParams struct {
+	// Upload Describe what has come of an upload of this key to the path.
+	Upload string `form:"upload,omitempty" json:"upload,omitempty"`
+
 	// Path A path in the sandbox; a relative one starts at the default directory.
 	Path Path `form:"path" json:"path"`
 
@@ -2426,6 +2441,9 @@ type StatFileParams struct {
 type WatchFilesParams struct {
 	// Recursive Also of all directories below.
 	Recursive bool `form:"recursive,omitempty" json:"recursive,omitempty"`
+
+	// NoWake Do not wake the sandbox where it sleeps (`state_sleeping`), as to go on with a watch that its sleep ended.
+	NoWake bool `form:"no_wake,omitempty" json:"no_wake,omitempty"`
 
 	// Path A path in the sandbox; a relative one starts at the default directory.
 	Path Path `form:"path" json:"path"`
@@ -6778,6 +6796,14 @@ func NewReadFileRequest(server string, ref Ref, params *ReadFileParams) (*http.R
 		// per the OpenAPI spec (e.g. "color=blue,black,brown").
 		var rawQueryFragments []string
 
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "offset", params.Offset, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "path", params.Path, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
 			return nil, err
 		} else {
@@ -6844,6 +6870,22 @@ func NewWriteFileRequestWithBody(server string, ref Ref, params *WriteFileParams
 		var rawQueryFragments []string
 
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "mode", params.Mode, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "upload", params.Upload, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "offset", params.Offset, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
 			return nil, err
 		} else {
 			for _, qp := range strings.Split(queryFrag, "&") {
@@ -7155,6 +7197,14 @@ func NewStatFileRequest(server string, ref Ref, params *StatFileParams) (*http.R
 		// per the OpenAPI spec (e.g. "color=blue,black,brown").
 		var rawQueryFragments []string
 
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "upload", params.Upload, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "path", params.Path, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
 			return nil, err
 		} else {
@@ -7221,6 +7271,14 @@ func NewWatchFilesRequest(server string, ref Ref, params *WatchFilesParams) (*ht
 		var rawQueryFragments []string
 
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "recursive", params.Recursive, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "no_wake", params.NoWake, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
 			return nil, err
 		} else {
 			for _, qp := range strings.Split(queryFrag, "&") {

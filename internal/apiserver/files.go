@@ -23,26 +23,43 @@ func (s *server) ReadFile(ctx context.Context, r ReadFileRequestObject) (ReadFil
 	if err != nil {
 		return nil, err
 	}
-	stream, err := g.Files.Read(ctx, &guestproto.ReadRequest{Path: []byte(r.Params.Path), User: r.Params.User})
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := g.Files.Read(ctx, &guestproto.ReadRequest{Path: []byte(r.Params.Path), User: r.Params.User, Offset: r.Params.Offset})
+	if err == nil {
+		err = g.begins(cancel, func() error { _, err := stream.Receive(); return err }) // the entry; after it all is data
+		if err != nil {
+			_ = stream.Close()
+		}
+	}
 	if err != nil {
+		cancel()
 		return nil, g.failed(err)
 	}
-	if _, err := stream.Receive(); err != nil { // the entry; after it all is data
-		_ = stream.Close()
-		return nil, g.failed(err)
-	}
-	return fileBytes{g: g, stream: stream}, nil
+	return fileBytes{g: g, stream: stream, cancel: cancel}, nil
 }
 
 // fileBytes is a file's contents on their way out.
 type fileBytes struct {
 	g      guest
 	stream guestproto.FilesReadClientStream
+	cancel context.CancelFunc
+}
+
+// begins waits for a stream's first message as long as a guest has to answer. What
+// follows may take as long as it likes.
+func (g guest) begins(cancel context.CancelFunc, receive func() error) error {
+	timer := time.AfterFunc(guestTimeout, cancel)
+	err := receive()
+	if !timer.Stop() {
+		return fault.Wrap(err, fault.DeadlineExceeded, "the agent in the sandbox %s does not answer; `hutch stop` and `hutch resume` start it anew", g.id).Because("guest_silent")
+	}
+	return err
 }
 
 // VisitReadFileResponse copies the bytes. An error breaks the connection, for the
 // status is sent by then.
 func (f fileBytes) VisitReadFileResponse(w http.ResponseWriter) error {
+	defer f.cancel()
 	defer func() { _ = f.stream.Close() }() // all of it was read, or the error is known
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Disposition", "attachment")
@@ -67,18 +84,21 @@ func (s *server) WriteFile(ctx context.Context, r WriteFileRequestObject) (Write
 	if err != nil {
 		return nil, err
 	}
+	if r.Params.Offset != 0 && r.Params.Upload == "" {
+		return nil, fault.New(fault.InvalidArgument, "offset goes with upload only: a file without an upload's key is written whole")
+	}
 	g, err := s.guest(ctx, r.Ref, hostproto.UseSession)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // without a commit the agent drops what it has
+	defer cancel() // without a commit the file is as it was
 	stream, err := g.Files.Write(ctx)
 	if err != nil {
 		return nil, g.failed(err)
 	}
 	err = stream.Send(&guestproto.WriteRequest{Part: &guestproto.WriteRequest_Header{
-		Header: &guestproto.WriteHeader{Path: []byte(r.Params.Path), User: r.Params.User, Mode: mode},
+		Header: &guestproto.WriteHeader{Path: []byte(r.Params.Path), User: r.Params.User, Mode: mode, Upload: r.Params.Upload, Offset: r.Params.Offset},
 	}})
 	buf := make([]byte, guestproto.Chunk)
 	for err == nil {
@@ -136,7 +156,9 @@ func (s *server) StatFile(ctx context.Context, r StatFileRequestObject) (StatFil
 	if err != nil {
 		return nil, err
 	}
-	res, err := unary(ctx, g, guestTimeout, g.Files.Stat, &guestproto.StatRequest{Path: []byte(r.Params.Path), User: r.Params.User})
+	res, err := unary(ctx, g, guestTimeout, g.Files.Stat, &guestproto.StatRequest{
+		Path: []byte(r.Params.Path), User: r.Params.User, Upload: r.Params.Upload,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +248,11 @@ func (s *server) MakeDirectory(ctx context.Context, r MakeDirectoryRequestObject
 
 // WatchFiles tells of changes until the client goes.
 func (s *server) WatchFiles(ctx context.Context, r WatchFilesRequestObject) (WatchFilesResponseObject, error) {
-	g, err := s.guest(ctx, r.Ref, hostproto.UseSession)
+	use := hostproto.UseSession
+	if r.Params.NoWake {
+		use = hostproto.UseFollow
+	}
+	g, err := s.guest(ctx, r.Ref, use)
 	if err != nil {
 		return nil, err
 	}
@@ -235,7 +261,8 @@ func (s *server) WatchFiles(ctx context.Context, r WatchFilesRequestObject) (Wat
 		Path: []byte(r.Params.Path), User: r.Params.User, Recursive: r.Params.Recursive,
 	})
 	if err == nil {
-		if _, err = stream.Receive(); err != nil { // the empty message that says that the watch stands
+		err = g.begins(cancel, func() error { _, err := stream.Receive(); return err })
+		if err != nil { // the empty message that says that the watch stands
 			_ = stream.Close()
 		}
 	}

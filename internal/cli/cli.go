@@ -71,9 +71,9 @@ func New(env Env) *cobra.Command {
 	add(groupSandbox, a.newCommand(), a.lsCommand(), a.getCommand(), a.sleepCommand(), a.wakeCommand(),
 		a.stopCommand(), a.resumeCommand(), a.forkCommand(), a.deleteCommand(), a.undeleteCommand(), a.keepCommand(), a.receiptCommand(), a.renameCommand(), a.editCommand(),
 		a.labelCommand(), a.whyCommand(), a.identityCommand(), a.missedCommand(), a.runsCommand())
-	add(groupInside, a.execCommand(), a.commandsCommand(), a.cpCommand())
+	add(groupInside, a.execCommand(), a.attachCommand(), a.commandsCommand(), a.cpCommand(), a.watchCommand())
 	add(groupServer, a.dfCommand(), a.billCommand(), a.templatesCommand(), a.eventsCommand(), a.webhooksCommand(), a.operationsCommand(), a.receiptsCommand(), a.projectsCommand(), a.keysCommand())
-	add(groupLocal, a.contextCommand(), a.configCommand(), a.versionCommand(), a.manCommand(), exitCodesTopic())
+	add(groupLocal, a.mcpCommand(), a.skillCommand(), a.contextCommand(), a.configCommand(), a.versionCommand(), a.manCommand(), exitCodesTopic())
 	root.SetCompletionCommandGroupID(groupLocal)
 	root.SetHelpCommand(helpCommand())
 	root.SetHelpCommandGroupID(groupLocal)

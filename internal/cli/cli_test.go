@@ -20,10 +20,13 @@ func walk(cmd *cobra.Command, visit func(*cobra.Command)) {
 	}
 }
 
+// pages are the verbs that print a page, or speak a protocol.
+var pages = []string{"man", "skill", "mcp"}
+
 // README: every verb that speaks to a server prints JSON for programs.
 func TestEveryVerbHasJSON(t *testing.T) {
 	t.Parallel()
-	without := []string{"man", "help", "completion", "exit-codes"}
+	without := append([]string{"help", "completion", "exit-codes"}, pages...)
 	walk(New(Env{Getenv: func(string) string { return "" }}), func(cmd *cobra.Command) {
 		if cmd.HasSubCommands() || !cmd.Runnable() || slices.Contains(without, cmd.Name()) || cmd.Flags().Lookup("json") != nil {
 			return
@@ -42,7 +45,7 @@ func TestEveryVerbHasAnExample(t *testing.T) {
 		if cmd.Runnable() && !strings.Contains(cmd.Example, cmd.CommandPath()) {
 			t.Errorf("the example of %s is %q", cmd.CommandPath(), cmd.Example)
 		}
-		holds := cmd.HasSubCommands() || cmd.Name() == "man" || !cmd.Runnable()
+		holds := cmd.HasSubCommands() || slices.Contains(pages, cmd.Name()) || !cmd.Runnable()
 		if !holds && cmd.Flags().Lookup("json") == nil {
 			t.Errorf("%s has no --json", cmd.CommandPath())
 		}

@@ -35,6 +35,11 @@ func (a *app) newClient(cmd *cobra.Command) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
+	return a.clientOf(cmd, conn)
+}
+
+// clientOf makes a client of a verb for the server of a connection.
+func (a *app) clientOf(cmd *cobra.Command, conn connection) (*client, error) {
 	if _, ok := cleanURL(conn.URL); !ok && conn.Context != "" {
 		return nil, fault.New(fault.InvalidArgument, "%q, of the context %q in %s, is no server's address; correct it to one such as %s",
 			conn.URL, conn.Context, conn.Path, defaultURL)

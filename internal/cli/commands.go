@@ -16,9 +16,9 @@ import (
 func (a *app) commandsCommand() *cobra.Command {
 	return group(&cobra.Command{
 		Use:     "commands",
-		Short:   "See and end the commands that run in a sandbox",
+		Short:   "See, feed and end the commands that run in a sandbox",
 		Example: "hutch commands ls demo\nhutch commands logs demo CMD --follow\nhutch commands kill demo CMD",
-	}, a.commandsLsCommand(), a.commandsLogsCommand(), a.commandsKillCommand())
+	}, a.commandsLsCommand(), a.commandsLogsCommand(), a.commandsStdinCommand(), a.commandsKillCommand())
 }
 
 func (a *app) commandsLsCommand() *cobra.Command {

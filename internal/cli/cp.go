@@ -43,7 +43,8 @@ func (a *app) cpCommand() *cobra.Command {
 		Use:   "cp FROM TO",
 		Short: "Copy a file into a sandbox, or out of one",
 		Long: "Copy a file into a sandbox, or out of one. A path in a sandbox is NAME:PATH; a relative one starts at the default " +
-			"directory. `-` is stdin or stdout. The target appears when all of it is there. For directories: " +
+			"directory. `-` is stdin or stdout. The target appears when all of it is there. A copy that breaks off is taken up again " +
+			"where it was; what is left of a large one when hutch itself ends goes on when the same copy is asked for again. For directories: " +
 			"tar c DIR | hutch exec NAME -- tar x.",
 		Example: "hutch cp data.csv demo:/workspace/data.csv\nhutch cp demo:/etc/os-release .\nhutch cp demo:report.html -",
 		Args:    named("FROM", "TO"),
@@ -107,7 +108,7 @@ func (a *app) upload(ctx context.Context, c *client, user, from string, to place
 	count := &counter{a: a, what: "copying " + from}
 	edit := func(_ context.Context, req *http.Request) error { return nil }
 	params := &api.WriteFileParams{Path: target, User: user}
-	body := count.reader(a.env.Stdin)
+	body := a.env.Stdin
 	if from != "-" {
 		file, stat, err := openLocal(from)
 		if err != nil {
@@ -115,9 +116,9 @@ func (a *app) upload(ctx context.Context, c *client, user, from string, to place
 		}
 		defer file.Close()
 		params.Mode = fmt.Sprintf("%04o", stat.Mode().Perm())
-		body = count.reader(file)
+		body, count.size = file, stat.Size()
 		edit = func(_ context.Context, req *http.Request) error {
-			req.ContentLength, count.size = stat.Size(), stat.Size()
+			req.ContentLength = stat.Size()
 			req.GetBody = func() (io.ReadCloser, error) { // for another attempt
 				again, err := os.Open(from)
 				if err != nil {
@@ -135,7 +136,18 @@ func (a *app) upload(ctx context.Context, c *client, user, from string, to place
 			return nil
 		}
 	}
-	written, err := read[api.FileInfo](c.WriteFileWithBody(ctx, to.ref, params, "application/octet-stream", body, edit))
+	if file, ok := body.(*os.File); ok && count.size >= resumeFrom {
+		written, err := a.uploadInParts(ctx, c, to.ref, params, file, count)
+		if !inPlace(err) {
+			info.Path, info.Bytes = written.Path, written.Size
+			return info, err
+		}
+		if _, err := file.Seek(0, io.SeekStart); err != nil {
+			return info, localFault("read", from, err)
+		}
+		count.n.Store(0)
+	}
+	written, err := read[api.FileInfo](c.WriteFileWithBody(ctx, to.ref, params, "application/octet-stream", count.reader(body), edit))
 	if err != nil && interrupted(ctx) {
 		return info, fault.New(fault.Cancelled, "the copy was given up; %s:%s is as it was, unless all of the file had arrived", to.ref, target)
 	}
@@ -217,31 +229,18 @@ func (a *app) download(ctx context.Context, c *client, user string, from place, 
 	if stat.Type == api.FileInfoTypeDirectory {
 		return info, errDirectory(from.ref + ":" + from.path)
 	}
-	resp, err := c.ReadFile(ctx, from.ref, &api.ReadFileParams{Path: from.path, User: user})
-	body, err := open(resp, err)
-	if err != nil {
-		return info, err
-	}
-	defer body.Close()
-	count := &counter{a: a, what: "copying " + from.path, size: stat.Size}
-	write := func(w io.Writer) error {
-		n, err := io.Copy(w, count.reader(body))
-		info.Bytes = n
-		if err != nil && ctx.Err() == nil && count.failed.Load() {
-			return fault.Wrap(err, fault.Unavailable, "the connection broke after %d bytes of %s:%s; copy it again", n, from.ref, from.path)
-		}
-		return err
-	}
+	d := &fetch{a: a, c: c, user: user, from: from, stat: stat, count: &counter{a: a, what: "copying " + from.path, size: stat.Size}}
 	if to == "-" {
-		err = write(a.env.Stdout)
+		err = d.all(ctx, a.env.Stdout)
 	} else {
 		if dir, statErr := os.Stat(to); statErr == nil && dir.IsDir() {
 			info.Path = filepath.Join(to, path.Base(from.path))
 		}
-		err = replaceFile(info.Path, fileMode(stat), write)
+		err = d.file(ctx, info.Path)
 	}
+	info.Bytes = d.at
 	if interrupted(ctx) {
-		return info, fault.New(fault.Cancelled, "the copy was given up; %s is as it was", info.Path)
+		return info, fault.New(fault.Cancelled, "the copy was given up; %s is as it was%s", info.Path, d.goesOn())
 	}
 	return info, err
 }
@@ -253,29 +252,6 @@ func fileMode(stat api.FileInfo) os.FileMode {
 		return 0o644
 	}
 	return os.FileMode(bits) & 0o777
-}
-
-// replaceFile writes a file beside its name and puts it there when it is whole.
-func replaceFile(name string, mode os.FileMode, write func(io.Writer) error) error {
-	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
-	if err != nil {
-		return localFault("write", name, err)
-	}
-	defer os.Remove(tmp.Name()) // fails after the rename, as it should
-	err = write(tmp)
-	if err == nil {
-		err = tmp.Chmod(mode)
-	}
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), name)
-	}
-	if _, known := errors.AsType[*fault.Fault](err); err != nil && !known {
-		return localFault("write", name, err)
-	}
-	return err
 }
 
 // counter shows how far a copy is.

@@ -33,6 +33,8 @@ func (a *app) execCommand() *cobra.Command {
 		Long: "Run a command in a sandbox, with its output and input passed through, and end with its exit code (128 + n after signal n). " +
 			"Where hutch itself fails, or the sandbox ends under the command, the exit code is 125 and stderr says why. " +
 			"SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the command; a third ctrl-C leaves it running. A sleeping sandbox is woken.\n\n" +
+			"A terminal (--tty) outlives hutch: ctrl-] and then d leaves it, as does a window that is closed or a connection that breaks, " +
+			"and `hutch attach` comes back to it.\n\n" +
 			"What is piped or redirected into hutch is the command's input; where nothing is, the keyboard is. " +
 			"In a loop that reads a file, as `while read`, write --stdin=never, or the command eats the rest of the file. " +
 			"The command is run as it stands, without a shell: for pipes and variables write sh -c '…'.",
@@ -49,7 +51,7 @@ func (a *app) execCommand() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.BoolVarP(&f.tty, "tty", "t", false, "give the command a terminal, as a shell or an editor needs")
-	flags.StringVarP(&f.stdin, "stdin", "i", "auto", "pass hutch's input on to the command: always (-i alone), never (--stdin=never), or auto: unless --detach or the input is /dev/null")
+	flags.StringVarP(&f.stdin, "stdin", "i", "auto", "pass hutch's input on to the command: always (-i alone), never (--stdin=never), or auto: unless --detach or the input is /dev/null; with --detach, always leaves it open for `hutch commands stdin`")
 	flags.Lookup("stdin").NoOptDefVal = "always"
 	flags.StringVarP(&f.user, "user", "u", "", "who it runs as (the template's user where not given)")
 	flags.StringVarP(&f.cwd, "cwd", "w", "", "where it starts (the sandbox's directory where not given)")
@@ -97,13 +99,10 @@ func (a *app) startBody(f execFlags, argv []string) (api.StartCommand, error) {
 	case "auto":
 		body.Stdin = !f.detach && a.env.Stdin != nil && (f.tty || !isNullDevice(a.env.Stdin))
 	case "always":
-		body.Stdin = a.env.Stdin != nil
+		body.Stdin = f.detach || a.env.Stdin != nil
 	case "never":
 	default:
 		return body, fault.New(fault.InvalidArgument, "--stdin %q is none of always, never and auto; write --stdin=always", f.stdin)
-	}
-	if f.detach && f.stdin == "always" {
-		return body, fault.New(fault.InvalidArgument, "a detached command has no input; leave out --stdin or --detach")
 	}
 	if !f.tty {
 		return body, nil
@@ -158,6 +157,9 @@ func (a *app) execDetached(ctx context.Context, c *client, ref string, f execFla
 	return nil
 }
 
+// errDetached is the cause of a context of a terminal that was left to come back to.
+var errDetached = errors.New("detached")
+
 // errLeft is the cause of a context that a third ctrl-C ended.
 var errLeft = errors.New("left")
 
@@ -169,6 +171,7 @@ type session struct {
 	running chan struct{} // closed when the command is known to run
 	leave   context.CancelCauseFunc
 	signals chan string // names of signals for the command, in order
+	offset  int64       // bytes of input that the command has
 }
 
 func (a *app) execAttached(ctx context.Context, c *client, ref, key string, body api.StartCommand) error {
@@ -179,6 +182,12 @@ func (a *app) execAttached(ctx context.Context, c *client, ref, key string, body
 		running: make(chan struct{}), leave: leave, signals: make(chan string, 64),
 	}
 	s.started = func(string) { close(s.running) }
+	return s.attend(ctx, func() error { return s.run(ctx) })
+}
+
+// attend passes signals and input on while run writes the output.
+func (s *session) attend(ctx context.Context, run func() error) error {
+	a, body := s.a, s.body
 	s.broken = func() { s.signal("PIPE") } // as it would get from a pipe without a reader
 
 	// Without this, writing to a pipe that nobody reads would end hutch at once.
@@ -201,8 +210,8 @@ func (a *app) execAttached(ctx context.Context, c *client, ref, key string, body
 	if body.Stdin {
 		stopInput = s.pumpInput(ctx)
 	}
-	err := s.run(ctx)
-	leave(nil)
+	err := run()
+	s.leave(nil)
 	stopInput()
 	stopSignals()
 	restore()
@@ -231,6 +240,9 @@ func (s *session) run(ctx context.Context) error {
 func (s *session) end(ctx context.Context, err error) error {
 	left := errors.Is(context.Cause(ctx), errLeft)
 	switch {
+	case s.exit == nil && s.id != "" && errors.Is(context.Cause(ctx), errDetached):
+		s.a.note("hutch: left the terminal %s in %s; `hutch attach %s %s` comes back to it", s.id, s.ref, s.ref, s.id)
+		return nil
 	case s.exit != nil && s.exit.Reason == "lost":
 		return s.endedWith(ctx, fault.New(fault.Internal,
 			"the command %s in %s has ended, but its exit code was lost; `hutch get %s` shows the sandbox", s.id, s.ref, s.ref))
@@ -315,6 +327,10 @@ func (s *session) sortSignals(ctx context.Context, incoming <-chan os.Signal) {
 		case sig := <-incoming:
 			if sig == syscall.SIGWINCH {
 				s.signal("")
+				continue
+			}
+			if sig == syscall.SIGHUP && s.body.Pty != nil { // the window is gone, not the terminal inside
+				s.leave(errDetached)
 				continue
 			}
 			s.signal(forwarded[sig])

@@ -276,7 +276,7 @@ func (f *fake) input(c *fakeCommand, w http.ResponseWriter, r *http.Request) {
 
 func (f *fake) fileRoutes(mux *http.ServeMux) {
 	info := func(name string) api.FileInfo {
-		return api.FileInfo{Path: name, Name: path.Base(name), Type: api.FileInfoTypeFile, Size: int64(len(f.files[name])), Mode: "0755", ModifiedAt: api.At(time.Now())}
+		return api.FileInfo{Path: name, Name: path.Base(name), Type: api.FileInfoTypeFile, Size: int64(len(f.files[name])), Mode: "0755", ModifiedAt: api.At(time.Unix(1_800_000_000, 0))}
 	}
 	missing := func(w http.ResponseWriter, name string) {
 		fail(w, "not_found", "there is no file "+name+" in it; check the path")
@@ -297,6 +297,9 @@ func (f *fake) fileRoutes(mux *http.ServeMux) {
 	}))
 	mux.HandleFunc("GET /v1/sandboxes/{ref}/files", f.with(func(_ *api.Sandbox, w http.ResponseWriter, r *http.Request) {
 		data := f.files[r.URL.Query().Get("path")]
+		if offset, err := strconv.Atoi(r.URL.Query().Get("offset")); err == nil {
+			data = data[min(offset, len(data)):]
+		}
 		if f.cutEvery > 0 && len(data) > f.cutEvery {
 			_, _ = w.Write(data[:f.cutEvery])
 			w.(http.Flusher).Flush()

@@ -71,6 +71,7 @@ var fieldFlags = map[string]map[string]string{
 		"stdin": "--stdin", "timeout_seconds": "--timeout",
 	},
 	"commands ls":   {"limit": "--limit"},
+	"watch":         {"path": "NAME:DIR", "user": "--user", "recursive": "--recursive"},
 	"commands logs": {"cursor": "--cursor", "follow": "--follow"},
 	"commands kill": {"signal": "--signal"},
 	"cp":            {"path": "NAME:PATH", "user": "--user"},

@@ -60,6 +60,8 @@ var notTyped = []string{
 	// All that have the labels, whatever else they are.
 	"limit@sleep", "cursor@sleep", "state@sleep", "template@sleep", "undeletable@sleep", "limit@wake", "cursor@wake", "state@wake", "template@wake", "undeletable@wake",
 	"limit@stop", "cursor@stop", "state@stop", "template@stop", "undeletable@stop", "limit@resume", "cursor@resume", "state@resume", "template@resume", "undeletable@resume",
+	// A key and a place that cp makes itself.
+	"upload@cp", "offset@cp",
 	"limit@keep", "cursor@keep", "state@keep", "template@keep", "undeletable@keep",
 	"limit@delete", "cursor@delete", "state@delete", "template@delete", "undeletable@delete",
 }

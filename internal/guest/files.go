@@ -114,6 +114,15 @@ func (s fileService) Stat(_ context.Context, req *guestproto.StatRequest) (*gues
 	if err != nil {
 		return nil, err
 	}
+	if req.Upload != "" {
+		if err := s.g.as(t.account, func() error {
+			t.place, err = uploadPlace(t.place, req.Upload)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		req.Follow = false
+	}
 	e, err := s.stat(t, req.Follow)
 	if err != nil {
 		return nil, err

@@ -78,6 +78,7 @@ type writer struct {
 	g        *Guest
 	account  account
 	placed   bool
+	keep     bool // of an upload: what there is stays without a commit
 }
 
 // openWriter finds out how a file can be written and begins. Parents are made. A last
@@ -104,7 +105,10 @@ func (s fileService) openWriter(t target, h *guestproto.WriteHeader) (*writer, e
 		}
 		owner, group = int(acc.uid), int(acc.gid)
 	}
-	err := s.g.as(t.account, func() error { return w.open(fs.FileMode(h.Mode), owner, group) })
+	if h.Offset < 0 || h.Offset > 0 && h.Upload == "" {
+		return nil, fault.New(fault.InvalidArgument, "an offset is not negative, and goes with an upload's key")
+	}
+	err := s.g.as(t.account, func() error { return w.open(h, owner, group) })
 	if err != nil {
 		w.abandon()
 		return nil, fileFault(err, "write", t.name)
@@ -113,7 +117,8 @@ func (s fileService) openWriter(t target, h *guestproto.WriteHeader) (*writer, e
 }
 
 // open runs with the user's rights.
-func (w *writer) open(mode fs.FileMode, owner, group int) error {
+func (w *writer) open(h *guestproto.WriteHeader, owner, group int) error {
+	mode := fs.FileMode(h.Mode)
 	if place, err := filepath.EvalSymlinks(w.place); err == nil {
 		w.place = place
 	}
@@ -127,6 +132,8 @@ func (w *writer) open(mode fs.FileMode, owner, group int) error {
 		return err
 	case old.IsDir():
 		return syscall.EISDIR
+	case !old.Mode().IsRegular() && h.Upload != "":
+		return errUploadInPlace()
 	case !old.Mode().IsRegular():
 		return w.openInPlace(unix.O_NONBLOCK | unix.O_NOCTTY)
 	default:
@@ -144,10 +151,17 @@ func (w *writer) open(mode fs.FileMode, owner, group int) error {
 	if mode == 0 {
 		mode = 0o644
 	}
-	w.file, err = os.CreateTemp(filepath.Dir(w.place), ".hutch-write-*")
+	if h.Upload != "" {
+		err = w.takeUp(h.Upload, h.Offset)
+	} else {
+		w.file, err = os.CreateTemp(filepath.Dir(w.place), ".hutch-write-*")
+	}
 	if err != nil {
-		if old == nil {
+		if old == nil || w.keep {
 			return err
+		}
+		if h.Upload != "" {
+			return errUploadInPlace()
 		}
 		return w.openInPlace(os.O_TRUNC) // the directory allows no new file, the file is the user's
 	}
@@ -206,7 +220,7 @@ func (w *writer) abandon() {
 		return
 	}
 	w.file.Close()
-	if w.temp != "" && !w.placed {
+	if w.temp != "" && !w.placed && !w.keep {
 		_ = w.g.as(w.account, func() error { return os.Remove(w.temp) })
 	}
 }

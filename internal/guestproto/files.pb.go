@@ -266,6 +266,7 @@ type StatRequest struct {
 	Path          []byte                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	User          string                 `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
 	Follow        bool                   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	Upload        string                 `protobuf:"bytes,4,opt,name=upload,proto3" json:"upload,omitempty"` // describe what an upload of this key to path has left so far
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -319,6 +320,13 @@ func (x *StatRequest) GetFollow() bool {
 		return x.Follow
 	}
 	return false
+}
+
+func (x *StatRequest) GetUpload() string {
+	if x != nil {
+		return x.Upload
+	}
+	return ""
 }
 
 type StatResponse struct {
@@ -694,8 +702,12 @@ type WriteHeader struct {
 	Mode             uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`                                                   // permission bits; 0 keeps the old file's, or is 0644
 	Owner            string                 `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`                                                  // uid, name or uid:gid to give it to; only as root
 	ModifiedUnixNano int64                  `protobuf:"varint,5,opt,name=modified_unix_nano,json=modifiedUnixNano,proto3" json:"modified_unix_nano,omitempty"` // 0 is now
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// A key of an upload that can be taken up again: without a commit what came is
+	// kept, and a later write with the same key and path goes on from offset.
+	Upload        string `protobuf:"bytes,6,opt,name=upload,proto3" json:"upload,omitempty"`
+	Offset        int64  `protobuf:"varint,7,opt,name=offset,proto3" json:"offset,omitempty"` // of the first byte; what is there behind it is dropped
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WriteHeader) Reset() {
@@ -759,6 +771,20 @@ func (x *WriteHeader) GetOwner() string {
 func (x *WriteHeader) GetModifiedUnixNano() int64 {
 	if x != nil {
 		return x.ModifiedUnixNano
+	}
+	return 0
+}
+
+func (x *WriteHeader) GetUpload() string {
+	if x != nil {
+		return x.Upload
+	}
+	return ""
+}
+
+func (x *WriteHeader) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
 	}
 	return 0
 }
@@ -1300,11 +1326,12 @@ const file_files_proto_rawDesc = "" +
 	"\x05group\x18\b \x01(\tR\x05group\x12,\n" +
 	"\x12modified_unix_nano\x18\t \x01(\x03R\x10modifiedUnixNano\x12%\n" +
 	"\x0esymlink_target\x18\n" +
-	" \x01(\fR\rsymlinkTarget\"M\n" +
+	" \x01(\fR\rsymlinkTarget\"e\n" +
 	"\vStatRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x16\n" +
-	"\x06follow\x18\x03 \x01(\bR\x06follow\";\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\x12\x16\n" +
+	"\x06upload\x18\x04 \x01(\tR\x06upload\";\n" +
 	"\fStatResponse\x12+\n" +
 	"\x05entry\x18\x01 \x01(\v2\x15.hutch.guest.v1.EntryR\x05entry\"P\n" +
 	"\x10ListFilesRequest\x12\x12\n" +
@@ -1325,13 +1352,15 @@ const file_files_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x1b.hutch.guest.v1.WriteHeaderH\x00R\x06header\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04data\x12\x18\n" +
 	"\x06commit\x18\x03 \x01(\bH\x00R\x06commitB\x06\n" +
-	"\x04part\"\x8d\x01\n" +
+	"\x04part\"\xbd\x01\n" +
 	"\vWriteHeader\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x12\n" +
 	"\x04mode\x18\x03 \x01(\rR\x04mode\x12\x14\n" +
 	"\x05owner\x18\x04 \x01(\tR\x05owner\x12,\n" +
-	"\x12modified_unix_nano\x18\x05 \x01(\x03R\x10modifiedUnixNano\"W\n" +
+	"\x12modified_unix_nano\x18\x05 \x01(\x03R\x10modifiedUnixNano\x12\x16\n" +
+	"\x06upload\x18\x06 \x01(\tR\x06upload\x12\x16\n" +
+	"\x06offset\x18\a \x01(\x03R\x06offset\"W\n" +
 	"\rWriteResponse\x12+\n" +
 	"\x05entry\x18\x01 \x01(\v2\x15.hutch.guest.v1.EntryR\x05entry\x12\x19\n" +
 	"\bin_place\x18\x02 \x01(\bR\ainPlace\"[\n" +
