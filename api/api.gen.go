@@ -307,6 +307,45 @@ func (e FileInfoType) Valid() bool {
 	}
 }
 
+// Defines values for FirewallMode.
+const (
+	FirewallModeAllowlist FirewallMode = "allowlist"
+	FirewallModeDenyAll   FirewallMode = "deny-all"
+	FirewallModeOpen      FirewallMode = "open"
+)
+
+// Valid indicates whether the value is a known member of the FirewallMode enum.
+func (e FirewallMode) Valid() bool {
+	switch e {
+	case FirewallModeAllowlist:
+		return true
+	case FirewallModeDenyAll:
+		return true
+	case FirewallModeOpen:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for FirewallPorts.
+const (
+	FirewallPortsAllow FirewallPorts = "allow"
+	FirewallPortsDeny  FirewallPorts = "deny"
+)
+
+// Valid indicates whether the value is a known member of the FirewallPorts enum.
+func (e FirewallPorts) Valid() bool {
+	switch e {
+	case FirewallPortsAllow:
+		return true
+	case FirewallPortsDeny:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ForkSandboxMode.
 const (
 	ForkSandboxModeDisk ForkSandboxMode = "disk"
@@ -918,6 +957,10 @@ type CreateSandbox struct {
 	// Env Variables for every command.
 	Env map[string]string `json:"env,omitempty"`
 
+	// Firewall Private, link-local and host addresses, cloud metadata and other sandboxes are out of reach whatever the rules.
+	// Names hold for TLS and HTTP, whose server name is checked; all else to an address that only a name opens is refused.
+	Firewall *Firewall `json:"firewall,omitempty"`
+
 	// Labels Up to 64 names with values.
 	Labels      Labels `json:"labels,omitempty"`
 	MemoryBytes *int64 `json:"memory_bytes,omitempty"`
@@ -1203,6 +1246,43 @@ type FileList struct {
 
 	// NextCursor Empty on the last page.
 	NextCursor string `json:"next_cursor"`
+}
+
+// Firewall Private, link-local and host addresses, cloud metadata and other sandboxes are out of reach whatever the rules.
+// Names hold for TLS and HTTP, whose server name is checked; all else to an address that only a name opens is refused.
+type Firewall struct {
+	// Allow IPv4 ranges, addresses, and names: `example.com`, or `*.example.com` for its subdomains.
+	Allow      []string `json:"allow,omitempty"`
+	AllowPorts []int    `json:"allow_ports,omitempty"`
+
+	// Deny As `allow`.
+	Deny      []string `json:"deny,omitempty"`
+	DenyPorts []int    `json:"deny_ports,omitempty"`
+
+	// Mode `open` (where not given) reaches the internet without what `deny` has, save what `allow` has; `allowlist` reaches
+	// only what `allow` has, save what `deny` has; `deny-all` reaches nothing, and no name is looked up.
+	Mode FirewallMode `json:"mode,omitempty"`
+
+	// Ports Whether those with access reach ports that no rule names; `allow` where not given.
+	Ports FirewallPorts `json:"ports,omitempty"`
+}
+
+// FirewallMode `open` (where not given) reaches the internet without what `deny` has, save what `allow` has; `allowlist` reaches
+// only what `allow` has, save what `deny` has; `deny-all` reaches nothing, and no name is looked up.
+type FirewallMode string
+
+// FirewallPorts Whether those with access reach ports that no rule names; `allow` where not given.
+type FirewallPorts string
+
+// FirewallState defines model for FirewallState.
+type FirewallState struct {
+	// Firewall Private, link-local and host addresses, cloud metadata and other sandboxes are out of reach whatever the rules.
+	// Names hold for TLS and HTTP, whose server name is checked; all else to an address that only a name opens is refused.
+	Firewall Firewall `json:"firewall"`
+
+	// Pending Its host has not applied it yet.
+	Pending bool   `json:"pending"`
+	Sandbox string `json:"sandbox"`
 }
 
 // Fork defines model for Fork.
@@ -2452,6 +2532,12 @@ type WatchFilesParams struct {
 	User User `form:"user,omitempty" json:"user,omitempty"`
 }
 
+// SetFirewallParams defines parameters for SetFirewall.
+type SetFirewallParams struct {
+	// IdempotencyKey The same key makes the same call happen once.
+	IdempotencyKey IdempotencyKey `json:"Idempotency-Key,omitempty"`
+}
+
 // ForkSandboxParams defines parameters for ForkSandbox.
 type ForkSandboxParams struct {
 	// Wait How long to wait for the end, as `90s`, `2m` or seconds; at most 10m.
@@ -2630,6 +2716,9 @@ type MakeDirectoryJSONRequestBody = MakeDirectory
 
 // MoveFileJSONRequestBody defines body for MoveFile for application/json ContentType.
 type MoveFileJSONRequestBody = MoveFile
+
+// SetFirewallJSONRequestBody defines body for SetFirewall for application/json ContentType.
+type SetFirewallJSONRequestBody = Firewall
 
 // ForkSandboxJSONRequestBody defines body for ForkSandbox for application/json ContentType.
 type ForkSandboxJSONRequestBody = ForkSandbox
@@ -3084,6 +3173,31 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /v1/sandboxes/{ref}/files/watch (the `WatchFiles` operationId).
 	WatchFiles(ctx context.Context, ref Ref, params *WatchFilesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetFirewall What a sandbox may reach, and be reached on
+	//
+	// Corresponds with GET /v1/sandboxes/{ref}/firewall (the `GetFirewall` operationId).
+	GetFirewall(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SetFirewallWithBody Replace a sandbox's firewall, in any state
+	//
+	// The whole firewall is replaced; what is left out is the default. It holds when this returns, unless `pending`, for
+	// new connections and for established ones, which are cut where they are not allowed any more.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /v1/sandboxes/{ref}/firewall (the `SetFirewall` operationId).
+	SetFirewallWithBody(ctx context.Context, ref Ref, params *SetFirewallParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SetFirewall Replace a sandbox's firewall, in any state
+	//
+	// The whole firewall is replaced; what is left out is the default. It holds when this returns, unless `pending`, for
+	// new connections and for established ones, which are cut where they are not allowed any more.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /v1/sandboxes/{ref}/firewall (the `SetFirewall` operationId).
+	SetFirewall(ctx context.Context, ref Ref, params *SetFirewallParams, body SetFirewallJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ForkSandboxWithBody Make copies of a sandbox
 	//
@@ -4190,6 +4304,61 @@ func (c *Client) StatFile(ctx context.Context, ref Ref, params *StatFileParams, 
 // Corresponds with GET /v1/sandboxes/{ref}/files/watch (the `WatchFiles` operationId).
 func (c *Client) WatchFiles(ctx context.Context, ref Ref, params *WatchFilesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewWatchFilesRequest(c.Server, ref, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetFirewall What a sandbox may reach, and be reached on
+//
+// Corresponds with GET /v1/sandboxes/{ref}/firewall (the `GetFirewall` operationId).
+func (c *Client) GetFirewall(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetFirewallRequest(c.Server, ref)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SetFirewallWithBody Replace a sandbox's firewall, in any state
+//
+// The whole firewall is replaced; what is left out is the default. It holds when this returns, unless `pending`, for
+// new connections and for established ones, which are cut where they are not allowed any more.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /v1/sandboxes/{ref}/firewall (the `SetFirewall` operationId).
+func (c *Client) SetFirewallWithBody(ctx context.Context, ref Ref, params *SetFirewallParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSetFirewallRequestWithBody(c.Server, ref, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SetFirewall Replace a sandbox's firewall, in any state
+//
+// The whole firewall is replaced; what is left out is the default. It holds when this returns, unless `pending`, for
+// new connections and for established ones, which are cut where they are not allowed any more.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /v1/sandboxes/{ref}/firewall (the `SetFirewall` operationId).
+func (c *Client) SetFirewall(ctx context.Context, ref Ref, params *SetFirewallParams, body SetFirewallJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSetFirewallRequest(c.Server, ref, params, body)
 	if err != nil {
 		return nil, err
 	}
@@ -7316,6 +7485,100 @@ func NewWatchFilesRequest(server string, ref Ref, params *WatchFilesParams) (*ht
 	return req, nil
 }
 
+// NewGetFirewallRequest constructs an http.Request for the GetFirewall method
+func NewGetFirewallRequest(server string, ref Ref) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "ref", ref, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes/%s/firewall", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewSetFirewallRequest calls the generic SetFirewall builder with application/json body
+func NewSetFirewallRequest(server string, ref Ref, params *SetFirewallParams, body SetFirewallJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewSetFirewallRequestWithBody(server, ref, params, "application/json", bodyReader)
+}
+
+// NewSetFirewallRequestWithBody constructs an http.Request for the SetFirewall method, with any body, and a specified content type
+func NewSetFirewallRequestWithBody(server string, ref Ref, params *SetFirewallParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "ref", ref, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes/%s/firewall", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	if params != nil {
+
+		var headerParam0 string
+
+		headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+		if err != nil {
+			return nil, err
+		}
+
+		req.Header.Set("Idempotency-Key", headerParam0)
+
+	}
+
+	return req, nil
+}
+
 // NewForkSandboxRequest calls the generic ForkSandbox builder with application/json body
 func NewForkSandboxRequest(server string, ref Ref, params *ForkSandboxParams, body ForkSandboxJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -9238,6 +9501,33 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /v1/sandboxes/{ref}/files/watch (the `WatchFiles` operationId).
 	WatchFilesWithResponse(ctx context.Context, ref Ref, params *WatchFilesParams, reqEditors ...RequestEditorFn) (*WatchFilesResponse, error)
+
+	// GetFirewallWithResponse What a sandbox may reach, and be reached on
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/sandboxes/{ref}/firewall (the `GetFirewall` operationId).
+	GetFirewallWithResponse(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*GetFirewallResponse, error)
+
+	// SetFirewallWithBodyWithResponse Replace a sandbox's firewall, in any state
+	//
+	// The whole firewall is replaced; what is left out is the default. It holds when this returns, unless `pending`, for
+	// new connections and for established ones, which are cut where they are not allowed any more.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /v1/sandboxes/{ref}/firewall (the `SetFirewall` operationId).
+	SetFirewallWithBodyWithResponse(ctx context.Context, ref Ref, params *SetFirewallParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*SetFirewallResponse, error)
+
+	// SetFirewallWithResponse Replace a sandbox's firewall, in any state
+	//
+	// The whole firewall is replaced; what is left out is the default. It holds when this returns, unless `pending`, for
+	// new connections and for established ones, which are cut where they are not allowed any more.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /v1/sandboxes/{ref}/firewall (the `SetFirewall` operationId).
+	SetFirewallWithResponse(ctx context.Context, ref Ref, params *SetFirewallParams, body SetFirewallJSONRequestBody, reqEditors ...RequestEditorFn) (*SetFirewallResponse, error)
 
 	// ForkSandboxWithBodyWithResponse Make copies of a sandbox
 	//
@@ -11412,6 +11702,102 @@ func (r WatchFilesResponse) ContentType() string {
 	return ""
 }
 
+type GetFirewallResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *FirewallState
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetFirewallResponse) GetJSON200() *FirewallState {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r GetFirewallResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetFirewallResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetFirewallResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetFirewallResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetFirewallResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type SetFirewallResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *FirewallState
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r SetFirewallResponse) GetJSON200() *FirewallState {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r SetFirewallResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r SetFirewallResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r SetFirewallResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r SetFirewallResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r SetFirewallResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ForkSandboxResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -13407,6 +13793,51 @@ func (c *ClientWithResponses) WatchFilesWithResponse(ctx context.Context, ref Re
 	return ParseWatchFilesResponse(rsp)
 }
 
+// GetFirewallWithResponse What a sandbox may reach, and be reached on
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/sandboxes/{ref}/firewall (the `GetFirewall` operationId).
+func (c *ClientWithResponses) GetFirewallWithResponse(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*GetFirewallResponse, error) {
+	rsp, err := c.GetFirewall(ctx, ref, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetFirewallResponse(rsp)
+}
+
+// SetFirewallWithBodyWithResponse Replace a sandbox's firewall, in any state
+//
+// The whole firewall is replaced; what is left out is the default. It holds when this returns, unless `pending`, for
+// new connections and for established ones, which are cut where they are not allowed any more.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /v1/sandboxes/{ref}/firewall (the `SetFirewall` operationId).
+func (c *ClientWithResponses) SetFirewallWithBodyWithResponse(ctx context.Context, ref Ref, params *SetFirewallParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*SetFirewallResponse, error) {
+	rsp, err := c.SetFirewallWithBody(ctx, ref, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSetFirewallResponse(rsp)
+}
+
+// SetFirewallWithResponse Replace a sandbox's firewall, in any state
+//
+// The whole firewall is replaced; what is left out is the default. It holds when this returns, unless `pending`, for
+// new connections and for established ones, which are cut where they are not allowed any more.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /v1/sandboxes/{ref}/firewall (the `SetFirewall` operationId).
+func (c *ClientWithResponses) SetFirewallWithResponse(ctx context.Context, ref Ref, params *SetFirewallParams, body SetFirewallJSONRequestBody, reqEditors ...RequestEditorFn) (*SetFirewallResponse, error) {
+	rsp, err := c.SetFirewall(ctx, ref, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSetFirewallResponse(rsp)
+}
+
 // ForkSandboxWithBodyWithResponse Make copies of a sandbox
 //
 // With `wait` the answer comes when the capture and every copy's start have ended.
@@ -15192,6 +15623,72 @@ func ParseWatchFilesResponse(rsp *http.Response) (*WatchFilesResponse, error) {
 	}
 
 	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetFirewallResponse parses an HTTP response from a GetFirewallWithResponse call
+func ParseGetFirewallResponse(rsp *http.Response) (*GetFirewallResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetFirewallResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest FirewallState
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseSetFirewallResponse parses an HTTP response from a SetFirewallWithResponse call
+func ParseSetFirewallResponse(rsp *http.Response) (*SetFirewallResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &SetFirewallResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest FirewallState
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {

@@ -261,11 +261,8 @@ func notYet(name, capability string) error {
 // accepted in silence.
 var later = map[string]map[string]string{
 	"createSandbox": {
-		"snapshot": "snapshots", "command": "tasks", "ports": "ports", "firewall": "firewall",
+		"snapshot": "snapshots", "command": "tasks", "ports": "ports",
 		"runtime": "runtime_choice", "harness": "harness", "region": "regions", "volumes": "volumes",
-	},
-	"updateSandbox": {
-		"firewall": "firewall",
 	},
 	"createTemplate": {
 		"services": "template_services", "on_fork": "fork_hooks", "resources": "template_resources", "grants": "secret_proxy",

@@ -32,6 +32,15 @@ func TestEveryRoute(t *testing.T) {
 	if updated.Name != "crate" || updated.Labels["team"] != "a" {
 		t.Errorf("updated to %+v", updated)
 	}
+	if walls := decode[api.FirewallState](t, r.do("GET", "/v1/sandboxes/crate/firewall", ""), 200); walls.Firewall.Mode != api.FirewallModeOpen {
+		t.Errorf("the firewall is %+v", walls)
+	}
+	walls := decode[api.FirewallState](t, r.do("PUT", "/v1/sandboxes/crate/firewall", `{"mode":"allowlist","allow":["Example.com"],"deny_ports":[22]}`), 200)
+	if f := walls.Firewall; f.Mode != api.FirewallModeAllowlist || len(f.Allow) != 1 || f.Allow[0] != "example.com" || len(f.DenyPorts) != 1 || walls.Pending {
+		t.Errorf("the firewall is %+v", walls)
+	}
+	refused(t, r.do("PUT", "/v1/sandboxes/crate/firewall", `{"allow":["not a name"]}`), fault.InvalidArgument)
+	decode[api.FirewallState](t, r.do("PUT", "/v1/sandboxes/crate/firewall", `{}`), 200)
 	if why := decode[api.Idleness](t, r.do("GET", "/v1/sandboxes/crate/idle", ""), 200); why.State != api.StateReady || why.Sleep.Mode != api.SleepModeManual {
 		t.Errorf("the idleness is %+v", why)
 	}

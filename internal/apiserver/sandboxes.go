@@ -37,6 +37,10 @@ func (s *server) CreateSandbox(ctx context.Context, r CreateSandboxRequestObject
 	if b.Sleep != nil {
 		req.Policy.SleepDeadline = string(b.Sleep.Deadline)
 	}
+	if b.Firewall != nil {
+		f := firewallOf(*b.Firewall)
+		req.Firewall = &f
+	}
 	res, err := s.control.Create(durable(ctx), callOf(ctx).caller, req)
 	if err != nil {
 		return nil, err

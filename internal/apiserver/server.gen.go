@@ -140,6 +140,12 @@ type ServerInterface interface {
 	// WatchFiles Tell of changes in a directory
 	// (GET /v1/sandboxes/{ref}/files/watch)
 	WatchFiles(w http.ResponseWriter, r *http.Request, ref Ref, params WatchFilesParams)
+	// GetFirewall What a sandbox may reach, and be reached on
+	// (GET /v1/sandboxes/{ref}/firewall)
+	GetFirewall(w http.ResponseWriter, r *http.Request, ref Ref)
+	// SetFirewall Replace a sandbox's firewall, in any state
+	// (PUT /v1/sandboxes/{ref}/firewall)
+	SetFirewall(w http.ResponseWriter, r *http.Request, ref Ref, params SetFirewallParams)
 	// ForkSandbox Make copies of a sandbox
 	// (POST /v1/sandboxes/{ref}/fork)
 	ForkSandbox(w http.ResponseWriter, r *http.Request, ref Ref, params ForkSandboxParams)
@@ -2329,6 +2335,82 @@ func (siw *ServerInterfaceWrapper) WatchFiles(w http.ResponseWriter, r *http.Req
 	handler.ServeHTTP(w, r)
 }
 
+// GetFirewall operation middleware
+func (siw *ServerInterfaceWrapper) GetFirewall(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "ref" -------------
+	var ref Ref
+
+	err = runtime.BindStyledParameterWithOptions("simple", "ref", r.PathValue("ref"), &ref, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "ref", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.GetFirewall(w, r, ref)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// SetFirewall operation middleware
+func (siw *ServerInterfaceWrapper) SetFirewall(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "ref" -------------
+	var ref Ref
+
+	err = runtime.BindStyledParameterWithOptions("simple", "ref", r.PathValue("ref"), &ref, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "ref", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params SetFirewallParams
+
+	headers := r.Header
+
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey IdempotencyKey
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "Idempotency-Key", Err: err})
+			return
+		}
+
+		params.IdempotencyKey = IdempotencyKey
+
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.SetFirewall(w, r, ref, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 // ForkSandbox operation middleware
 func (siw *ServerInterfaceWrapper) ForkSandbox(w http.ResponseWriter, r *http.Request) {
 
@@ -3675,6 +3757,8 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodPatch+" "+options.BaseURL+"/v1/sandboxes/{ref}", wrapper.UpdateSandbox)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v1/sandboxes/{ref}/undelete", wrapper.UndeleteSandbox)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v1/sandboxes/{ref}/keep", wrapper.KeepSandbox)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v1/sandboxes/{ref}/firewall", wrapper.GetFirewall)
+	m.HandleFunc(http.MethodPut+" "+options.BaseURL+"/v1/sandboxes/{ref}/firewall", wrapper.SetFirewall)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v1/sandboxes/{ref}/receipts", wrapper.ListReceipts)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v1/receipt-keys", wrapper.ListReceiptKeys)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v1/sandboxes/{ref}/sleep", wrapper.SleepSandbox)
@@ -5523,6 +5607,86 @@ func (response WatchFilesdefaultJSONResponse) VisitWatchFilesResponse(w http.Res
 	return err
 }
 
+type GetFirewallRequestObject struct {
+	Ref Ref `json:"ref"`
+}
+
+type GetFirewallResponseObject interface {
+	VisitGetFirewallResponse(w http.ResponseWriter) error
+}
+
+type GetFirewall200JSONResponse FirewallState
+
+func (response GetFirewall200JSONResponse) VisitGetFirewallResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetFirewalldefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response GetFirewalldefaultJSONResponse) VisitGetFirewallResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type SetFirewallRequestObject struct {
+	Ref    Ref `json:"ref"`
+	Params SetFirewallParams
+	Body   *SetFirewallJSONRequestBody
+}
+
+type SetFirewallResponseObject interface {
+	VisitSetFirewallResponse(w http.ResponseWriter) error
+}
+
+type SetFirewall200JSONResponse FirewallState
+
+func (response SetFirewall200JSONResponse) VisitSetFirewallResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type SetFirewalldefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response SetFirewalldefaultJSONResponse) VisitSetFirewallResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ForkSandboxRequestObject struct {
 	Ref    Ref `json:"ref"`
 	Params ForkSandboxParams
@@ -6810,6 +6974,12 @@ type StrictServerInterface interface {
 	// WatchFiles Tell of changes in a directory
 	// (GET /v1/sandboxes/{ref}/files/watch)
 	WatchFiles(ctx context.Context, request WatchFilesRequestObject) (WatchFilesResponseObject, error)
+	// GetFirewall What a sandbox may reach, and be reached on
+	// (GET /v1/sandboxes/{ref}/firewall)
+	GetFirewall(ctx context.Context, request GetFirewallRequestObject) (GetFirewallResponseObject, error)
+	// SetFirewall Replace a sandbox's firewall, in any state
+	// (PUT /v1/sandboxes/{ref}/firewall)
+	SetFirewall(ctx context.Context, request SetFirewallRequestObject) (SetFirewallResponseObject, error)
 	// ForkSandbox Make copies of a sandbox
 	// (POST /v1/sandboxes/{ref}/fork)
 	ForkSandbox(ctx context.Context, request ForkSandboxRequestObject) (ForkSandboxResponseObject, error)
@@ -8051,6 +8221,66 @@ func (sh *strictHandler) WatchFiles(w http.ResponseWriter, r *http.Request, ref 
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(WatchFilesResponseObject); ok {
 		if err := validResponse.VisitWatchFilesResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetFirewall operation middleware
+func (sh *strictHandler) GetFirewall(w http.ResponseWriter, r *http.Request, ref Ref) {
+	var request GetFirewallRequestObject
+
+	request.Ref = ref
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.GetFirewall(ctx, request.(GetFirewallRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetFirewall")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(GetFirewallResponseObject); ok {
+		if err := validResponse.VisitGetFirewallResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// SetFirewall operation middleware
+func (sh *strictHandler) SetFirewall(w http.ResponseWriter, r *http.Request, ref Ref, params SetFirewallParams) {
+	var request SetFirewallRequestObject
+
+	request.Ref = ref
+	request.Params = params
+
+	var body SetFirewallJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.SetFirewall(ctx, request.(SetFirewallRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "SetFirewall")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(SetFirewallResponseObject); ok {
+		if err := validResponse.VisitSetFirewallResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

@@ -30,6 +30,7 @@ type fake struct {
 	sandboxes []*api.Sandbox
 	ops       []*fakeOp
 	commands  map[string]*fakeCommand
+	firewalls map[string]api.Firewall
 	files     map[string][]byte
 	events    []api.Event
 	webhooks  []api.Webhook
@@ -160,6 +161,8 @@ func (f *fake) handle(w http.ResponseWriter, r *http.Request) {
 			{Item: "machine_id", Status: "done"}, {Item: "boot_id", Status: "impossible", Message: "it was read already"},
 		}})
 	}))
+	mux.HandleFunc("GET /v1/sandboxes/{ref}/firewall", f.with(f.firewall))
+	mux.HandleFunc("PUT /v1/sandboxes/{ref}/firewall", f.with(f.firewall))
 	mux.HandleFunc("GET /v1/sandboxes/{ref}/idle", f.with(f.idleness))
 	mux.HandleFunc("GET /v1/operations", f.listOperations)
 	mux.HandleFunc("GET /v1/operations/{id}", f.getOperation)
@@ -333,6 +336,9 @@ func (f *fake) createSandbox(w http.ResponseWriter, r *http.Request) {
 		s.Name = "quiet-otter"
 	}
 	setTTL(s, body.TTLSeconds)
+	if body.Firewall != nil {
+		f.setFirewall(s.ID, *body.Firewall)
+	}
 	setSleep(s, body.Sleep, body.OnIdle)
 	s.OnDeadline = cmp.Or(body.OnDeadline, s.OnDeadline)
 	if body.MemoryBytes != nil {

@@ -19,6 +19,7 @@ func (a *app) newCommand() *cobra.Command {
 		env, labels  []string
 		life         lifeFlags
 		cpus         int64
+		walls        firewallFlags
 	)
 	cmd := &cobra.Command{
 		Use:     "new",
@@ -42,6 +43,7 @@ func (a *app) newCommand() *cobra.Command {
 	flags.StringVar(&body.Workdir, "workdir", "", "where commands start")
 	sleep.add(cmd)
 	life.add(cmd, " (1h where not given)")
+	walls.add(cmd, "firewall")
 	f.add(cmd)
 	cmd.RunE = a.verb(func(ctx context.Context, c *client, _ []string) error {
 		if cmd.Flags().Changed("cpus") {
@@ -69,6 +71,7 @@ func (a *app) newCommand() *cobra.Command {
 		if body.ArchiveAfter, body.DeleteAfter, err = life.afters(); err != nil {
 			return err
 		}
+		body.Firewall = walls.firewall()
 		body.OnIdle, body.OnDeadline = api.OnIdle(sleep.onIdle), api.OnDeadline(life.onDeadline)
 		return a.create(ctx, c, body, &f)
 	})

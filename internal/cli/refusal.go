@@ -24,6 +24,11 @@ var fieldFlags = map[string]map[string]string{
 		"sleep.idle_seconds": "--idle-after", "on_idle": "--on-idle",
 		"ttl_seconds": "--ttl", "on_deadline": "--on-deadline", "sleep.deadline": "--sleep-deadline",
 		"archive_after": "--archive-after", "delete_after": "--delete-after",
+		"firewall": "--firewall", "firewall.mode": "--firewall", "firewall.allow": "--allow", "firewall.deny": "--deny",
+		"firewall.ports": "--ports", "firewall.allow_ports": "--allow-port", "firewall.deny_ports": "--deny-port",
+	},
+	"firewall": {
+		"mode": "--mode", "allow": "--allow", "deny": "--deny", "ports": "--ports", "allow_ports": "--allow-port", "deny_ports": "--deny-port",
 	},
 	"ls":       {"limit": "--limit", "state": "--state", "label": "--label", "template": "--template", "undeletable": "--deleted"},
 	"keep":     {"label": "--label"},

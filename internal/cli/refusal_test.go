@@ -17,6 +17,7 @@ import (
 // is typed.
 var sent = map[string][]any{
 	"new":                    {api.CreateSandbox{}},
+	"firewall":               {api.Firewall{}},
 	"ls":                     {api.ListSandboxesParams{}},
 	"fork":                   {api.ForkSandbox{}},
 	"sleep":                  {api.ListSandboxesParams{}},

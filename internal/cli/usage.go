@@ -15,6 +15,7 @@ import (
 
 // flagExamples are values as one types them, for each flag that takes one.
 var flagExamples = map[string]string{
+	"allow": "example.com", "deny": "203.0.113.0/24", "allow-port": "8080", "deny-port": "22", "ports": "deny", "firewall": "allowlist",
 	"after": "1200", "archive-after": "30d", "count": "3", "cpus": "2", "cursor": "4096", "cwd": "/tmp", "data": "/srv/hutch", "delete-after": "30d", "disk": "4GB",
 	"env": "KEY=value", "from": "2026-03-01", "from-oci": "registry.example.com/node:24", "label": "team=web", "limit": "20",
 	"description": "chat", "events": "sandbox.*", "from-event": "1200", "overlap": "2h", "sandbox": "demo", "since": "10m", "status": "failed",

@@ -37,6 +37,13 @@ func (c *Control) Create(ctx context.Context, a Actor, r CreateRequest) (Result,
 		if policy, err = r.Policy.set(policy); err != nil {
 			return err
 		}
+		if r.Firewall != nil {
+			f, err := r.Firewall.Normal()
+			if err != nil {
+				return err
+			}
+			policy.Firewall = &f
+		}
 		policy, err = r.TTL.set(policy, spec.Sleep, c.limits.Bounds)
 		return err
 	}

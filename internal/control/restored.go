@@ -109,7 +109,7 @@ func (c *Control) settle(ctx context.Context, id string, f hostproto.Fact, known
 				at = f.Since
 			}
 			s.HostSeq, s.Generation, s.Deadline = f.Seq, f.Generation, f.Deadline
-			if f.Policy != nil && *f.Policy != s.Policy && s.PolicyChange == 0 {
+			if f.Policy != nil && !f.Policy.Equal(s.Policy) && s.PolicyChange == 0 {
 				s.PolicyChange = s.Version + 1 // what is shown is what is to hold
 			}
 		}

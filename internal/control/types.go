@@ -74,8 +74,9 @@ type CreateRequest struct {
 	TTL         TTL // what is not given is Limits.Policy's
 	Sleep       SleepSettings
 	Policy      PolicyRequest
-	User        string // who commands run as; "" is the template's user
-	Workdir     string // "" is the template's
+	User        string            // who commands run as; "" is the template's user
+	Workdir     string            // "" is the template's
+	Firewall    *sandbox.Firewall // nil is the default
 }
 
 // UpdateRequest changes what may change on a sandbox. Nil fields stay as they are.

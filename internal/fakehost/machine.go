@@ -147,10 +147,13 @@ func list(dir string) ([]string, error) {
 type network struct{ dir string }
 
 // Attach implements hostagent.Network.
-func (n network) Attach(_ context.Context, id string) (string, error) {
+func (n network) Attach(_ context.Context, id string, _ hostagent.Rules) (string, error) {
 	path := filepath.Join(n.dir, id)
 	return path, os.WriteFile(path, nil, 0o600)
 }
+
+// SetEgress implements hostagent.Network: nothing leaves a fake sandbox.
+func (n network) SetEgress(context.Context, string, hostagent.Rules) error { return nil }
 
 // Detach implements hostagent.Network.
 func (n network) Detach(_ context.Context, id string) error { return gone(filepath.Join(n.dir, id)) }

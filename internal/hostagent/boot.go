@@ -22,7 +22,7 @@ func (w *work) boot() []action {
 func (w *work) attach() action {
 	return action{sandbox.StepNetwork,
 		func(ctx context.Context) (err error) {
-			w.netns, err = w.o.agent.cfg.Network.Attach(ctx, w.o.id)
+			w.netns, err = w.o.agent.cfg.Network.Attach(ctx, w.o.id, w.o.egress)
 			return err
 		},
 		func(ctx context.Context) error { return w.o.agent.cfg.Network.Detach(ctx, w.o.id) }}

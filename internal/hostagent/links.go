@@ -11,9 +11,14 @@ import (
 type Links struct{ *network.Manager }
 
 // Attach gives the path of the guest's namespace.
-func (l Links) Attach(ctx context.Context, id string) (string, error) {
-	at, err := l.Manager.Attach(ctx, id)
+func (l Links) Attach(ctx context.Context, id string, rules Rules) (string, error) {
+	at, err := l.Manager.AttachTo(ctx, id, network.Rules(rules))
 	return at.NetNS, err
+}
+
+// SetEgress applies a sandbox's rules.
+func (l Links) SetEgress(ctx context.Context, id string, rules Rules) error {
+	return l.Manager.SetEgress(ctx, id, network.Rules(rules))
 }
 
 // Dial opens a connection to a port of the guest.

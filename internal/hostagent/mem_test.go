@@ -23,6 +23,7 @@ import (
 	"github.com/hutchrun/hutch/internal/guestproto"
 	"github.com/hutchrun/hutch/internal/hostproto"
 	"github.com/hutchrun/hutch/internal/runtime/fake"
+	"github.com/hutchrun/hutch/internal/sandbox"
 )
 
 // memNetwork is a Network in memory.
@@ -30,13 +31,40 @@ type memNetwork struct {
 	mu       sync.Mutex
 	attached map[string]bool
 	traffic  map[string]int64
+	modes    map[string]sandbox.FirewallMode
+	failing  atomic.Bool // SetEgress fails
 }
 
-func (n *memNetwork) Attach(_ context.Context, id string) (string, error) {
+func (n *memNetwork) Attach(_ context.Context, id string, rules Rules) (string, error) {
+	n.set(id, rules)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.attached[id] = true
 	return "/run/netns/" + id, nil
+}
+
+// SetEgress remembers the mode of the rules that came last.
+func (n *memNetwork) SetEgress(_ context.Context, id string, rules Rules) error {
+	if n.failing.Load() {
+		return errors.New("the kernel has no memory")
+	}
+	n.set(id, rules)
+	return nil
+}
+
+func (n *memNetwork) set(id string, rules Rules) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.modes == nil {
+		n.modes = map[string]sandbox.FirewallMode{}
+	}
+	n.modes[id] = rules().Mode
+}
+
+func (n *memNetwork) mode(id string) sandbox.FirewallMode {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.modes[id]
 }
 
 func (n *memNetwork) Detach(_ context.Context, id string) error {

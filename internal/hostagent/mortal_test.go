@@ -192,8 +192,8 @@ type mortalNetwork struct {
 	Network
 }
 
-func (n mortalNetwork) Attach(ctx context.Context, id string) (string, error) {
-	return result(n.m, id, "network attach", func() (string, error) { return n.Network.Attach(ctx, id) })
+func (n mortalNetwork) Attach(ctx context.Context, id string, rules Rules) (string, error) {
+	return result(n.m, id, "network attach", func() (string, error) { return n.Network.Attach(ctx, id, rules) })
 }
 
 func (n mortalNetwork) Detach(ctx context.Context, id string) error {

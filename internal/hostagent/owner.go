@@ -42,13 +42,14 @@ type owner struct {
 	probing atomic.Bool // the guest is being asked
 
 	uses     uses
-	auto     atomic.Bool   // it is to fall asleep by itself
-	sampling atomic.Bool   // a sample is being taken
-	watch    sandbox.Watch // owned by the loop: whether it is idle
-	tried    bool          // owned by the loop: an operation of its own has failed since the last sample
-	due      atomic.Int64  // when the timers are to be looked at, in ms of host time; 0 is not
-	leased   atomic.Bool   // the record has leases
-	deleted  atomic.Int64  // since when it is deleted, in ms of host time, and can be brought back; 0 is not
+	auto     atomic.Bool                      // it is to fall asleep by itself
+	sampling atomic.Bool                      // a sample is being taken
+	watch    sandbox.Watch                    // owned by the loop: whether it is idle
+	tried    bool                             // owned by the loop: an operation of its own has failed since the last sample
+	due      atomic.Int64                     // when the timers are to be looked at, in ms of host time; 0 is not
+	leased   atomic.Bool                      // the record has leases
+	walls    atomic.Pointer[sandbox.Firewall] // the firewall in the record
+	deleted  atomic.Int64                     // since when it is deleted, in ms of host time, and can be brought back; 0 is not
 }
 
 func newOwner(a *Agent, id string, j *journal, r *record) *owner {
@@ -59,6 +60,7 @@ func newOwner(a *Agent, id string, j *journal, r *record) *owner {
 	}
 	o.leased.Store(len(r.Leases.Turns) > 0)
 	o.auto.Store(r.Spec.Sleep == sandbox.SleepAuto)
+	o.noteWalls()
 	o.noteDeleted()
 	return o
 }
@@ -177,6 +179,7 @@ func (o *owner) write(f func(*record)) error {
 	o.rec = next
 	o.leased.Store(len(next.Leases.Turns) > 0)
 	o.auto.Store(next.Spec.Sleep == sandbox.SleepAuto)
+	o.noteWalls()
 	o.noteDeleted()
 	o.deliver()
 	return nil

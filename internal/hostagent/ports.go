@@ -6,6 +6,7 @@ import (
 
 	"github.com/hutchrun/hutch/internal/disk"
 	"github.com/hutchrun/hutch/internal/hostproto"
+	"github.com/hutchrun/hutch/internal/sandbox"
 )
 
 // Disks is what the agent needs of the disk pool (Storage gives it). A save has an
@@ -54,12 +55,19 @@ type Staging interface {
 	Abort() error
 }
 
+// Rules gives the outbound rules of a sandbox at the time of the call: of two calls at a
+// time, the later one applies what is newest, whichever asked first.
+type Rules = func() sandbox.Egress
+
 // Network is what the agent needs of the network (Links gives it). Every call may be
 // repeated.
 type Network interface {
 	// Attach makes the sandbox's network, or finds it, and gives the path of the
-	// namespace that the runtime gets.
-	Attach(ctx context.Context, id string) (netns string, err error)
+	// namespace that the runtime gets. The rules hold before anything can leave.
+	Attach(ctx context.Context, id string, rules Rules) (netns string, err error)
+	// SetEgress applies the rules to a network that is there, also to what is established.
+	// Where it fails nothing leaves the sandbox.
+	SetEgress(ctx context.Context, id string, rules Rules) error
 	Detach(ctx context.Context, id string) error
 	Dial(ctx context.Context, id string, port int) (net.Conn, error)
 	IDs(ctx context.Context) ([]string, error) // that have anything in the kernel

@@ -57,7 +57,7 @@ func (o *owner) recover(ctx context.Context) error {
 func (o *owner) adopt(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, adoptLimit)
 	defer cancel()
-	netns, err := o.agent.cfg.Network.Attach(ctx, o.id)
+	netns, err := o.agent.cfg.Network.Attach(ctx, o.id, o.egress)
 	if err != nil {
 		return err
 	}

@@ -213,8 +213,8 @@ func (a *Agent) SetPolicy(ctx context.Context, c hostproto.PolicyChange) error {
 func (o *owner) setPolicy(c hostproto.PolicyChange) error {
 	now := o.agent.now()
 	keep := c.Keep && c.Change > o.rec.Policy
-	err := o.write(func(r *record) {
-		var healed []sandbox.Condition
+	var healed []sandbox.Condition
+	take := func(r *record) {
 		if c.Change > r.Policy {
 			r.Policy = c.Change
 			if r.Timers == nil { // it is being created for a hutch that had no timers
@@ -231,6 +231,19 @@ func (o *owner) setPolicy(c hostproto.PolicyChange) error {
 				healed = r.healed()
 			}
 		}
+	}
+	// A changed firewall is written down, then applied, then told: what is told holds.
+	if c.Change > o.rec.Policy && !c.Policy.Walls().Equal(*o.walls.Load()) {
+		if err := o.write(take); err != nil {
+			return err
+		}
+	}
+	// Also where it was known before: this may be the call after one that failed.
+	if err := o.applyWalls(); err != nil {
+		return err
+	}
+	err := o.write(func(r *record) {
+		take(r)
 		for _, rep := range r.Unacked {
 			if rep.PolicyChange == r.Policy {
 				return // it is on its way

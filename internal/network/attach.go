@@ -29,6 +29,12 @@ type Attachment struct {
 // sandbox and is how an agent that restarted takes one up again. A fresh boot needs
 // a fresh G (a runtime empties eth0 when it takes it over): Detach, then Attach.
 func (m *Manager) Attach(ctx context.Context, id string) (Attachment, error) {
+	return m.AttachTo(ctx, id, openRules)
+}
+
+// AttachTo is Attach for a sandbox with rules of its own, which hold before it is done
+// and before its DNS answers.
+func (m *Manager) AttachTo(ctx context.Context, id string, rules Rules) (Attachment, error) {
 	done, err := m.turn(ctx, id)
 	if err != nil {
 		return Attachment{}, err
@@ -46,6 +52,9 @@ func (m *Manager) Attach(ctx context.Context, id string) (Attachment, error) {
 		if err == nil {
 			a, err = m.attached(id)
 		}
+	}
+	if err == nil {
+		err = m.enforce(id, rules())
 	}
 	if err == nil {
 		err = m.serve(id)
@@ -149,8 +158,7 @@ func (m *Manager) prepareRouter(r *space) error {
 	if err != nil {
 		return err
 	}
-	forbidden := without(append(append([]netip.Prefix{m.cfg.Pool}, denied...), own...))
-	if err := r.apply(routerTable(forbidden)); err != nil {
+	if err := m.apply(r, routerTable(m.forbidden(own), openRules()).versioned()); err != nil {
 		return err
 	}
 	return r.sysctl(

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 
@@ -56,21 +57,31 @@ func (m *Manager) dialOnce(ctx context.Context, id string, port int, patience ti
 		return nil, err
 	}
 	defer r.close()
+	return r.connect(ctx, netip.AddrPortFrom(Guest.Addr(), uint16(port)), 0, patience)
+}
+
+// connect makes a TCP connection from a namespace, whose packets carry a mark.
+func (s *space) connect(ctx context.Context, to netip.AddrPort, mark int, patience time.Duration) (net.Conn, error) {
 	var fd int
-	err = r.do(func() (err error) {
+	err := s.do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 		return os.NewSyscallError("socket", err)
 	})
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "guest")
+	f := os.NewFile(uintptr(fd), "connection")
 	defer f.Close() // net.FileConn has a descriptor of its own
+	if mark != 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
+			return nil, os.NewSyscallError("setsockopt", err)
+		}
+	}
 	if err := f.SetWriteDeadline(time.Now().Add(patience)); err != nil {
 		return nil, err
 	}
 	defer context.AfterFunc(ctx, func() { f.SetWriteDeadline(time.Unix(1, 0)) })()
-	err = unix.Connect(fd, &unix.SockaddrInet4{Port: port, Addr: Guest.Addr().As4()})
+	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
 	if errors.Is(err, unix.EINPROGRESS) {
 		err = connected(f)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,6 +43,8 @@ func newForwarder(fixed []netip.AddrPort) *forwarder {
 // dnsServer is the forwarder's ear in one sandbox's R.
 type dnsServer struct {
 	fwd     *forwarder
+	wall    *wall
+	path    string // of R
 	slots   chan struct{}
 	ctx     context.Context // ends the questions in flight
 	cancel  context.CancelFunc
@@ -62,7 +65,7 @@ func (m *Manager) serve(id string) error {
 		return err
 	}
 	defer r.close()
-	s, err := m.dns.listen(r)
+	s, err := m.dns.listen(r, m.wallOf(id))
 	if err != nil {
 		return fmt.Errorf("dns: %w", err)
 	}
@@ -82,16 +85,20 @@ func (m *Manager) serve(id string) error {
 // unserve stops a sandbox's DNS; its sockets would keep R alive.
 func (m *Manager) unserve(id string) {
 	m.mu.Lock()
-	s := m.servers[id]
+	s, w := m.servers[id], m.walls[id]
 	delete(m.servers, id)
+	delete(m.walls, id)
 	m.mu.Unlock()
+	if w != nil {
+		w.close()
+	}
 	if s != nil {
 		s.close()
 	}
 }
 
 // listen opens the sockets in R and starts answering.
-func (f *forwarder) listen(r *space) (*dnsServer, error) {
+func (f *forwarder) listen(r *space, w *wall) (*dnsServer, error) {
 	address := netip.AddrPortFrom(Gateway, 53).String()
 	var udp net.PacketConn
 	var tcp net.Listener
@@ -108,7 +115,7 @@ func (f *forwarder) listen(r *space) (*dnsServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &dnsServer{fwd: f, slots: make(chan struct{}, dnsInFlight)}
+	s := &dnsServer{fwd: f, wall: w, path: r.path, slots: make(chan struct{}, dnsInFlight)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.servers = []*dns.Server{
 		{PacketConn: udp, Handler: s, UDPSize: dnsQuestion + 1},
@@ -151,6 +158,13 @@ func (s *dnsServer) answer(req *dns.Msg, tcp bool) *dns.Msg {
 	if code := refusal(req); code != dns.RcodeSuccess {
 		return new(dns.Msg).SetRcode(req, code)
 	}
+	rules, asked := s.wall.rules(), req.Question[0]
+	if !rules.Resolves(asked.Name) {
+		return new(dns.Msg).SetRcode(req, dns.RcodeRefused)
+	}
+	if rules.Named() && (asked.Qtype == dns.TypeHTTPS || asked.Qtype == dns.TypeSVCB) {
+		return new(dns.Msg).SetReply(req) // their keys would encrypt the name that is looked for (ECH)
+	}
 	for _, slots := range []chan struct{}{s.slots, s.fwd.slots} {
 		select {
 		case slots <- struct{}{}:
@@ -165,7 +179,68 @@ func (s *dnsServer) answer(req *dns.Msg, tcp bool) *dns.Msg {
 	if err != nil {
 		return new(dns.Msg).SetRcode(req, dns.RcodeServerFailure)
 	}
+	if rules.Opens(asked.Name) {
+		// The addresses have to be open before the guest knows them.
+		if err := s.open(asked.Name, up); err != nil {
+			return new(dns.Msg).SetRcode(req, dns.RcodeServerFailure)
+		}
+	}
 	return reply(req, up)
+}
+
+// Bounds of how long a name opens an address: never shorter than its TTL, and long enough
+// for a program that looks a name up and then takes its time.
+const (
+	openMin  = time.Minute
+	openMost = time.Hour
+	openMore = 30 * time.Second
+)
+
+// open opens the addresses of an answer. Those that no sandbox may reach stay closed.
+func (s *dnsServer) open(name string, up *dns.Msg) error {
+	addrs := map[netip.Addr]time.Duration{}
+	for addr, ttl := range answered(name, up) {
+		addrs[addr] = min(max(ttl, openMin), openMost) + openMore
+	}
+	if len(addrs) == 0 {
+		return nil
+	}
+	r, err := openSpace(s.path)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	return s.wall.open(r, name, addrs)
+}
+
+// answered gives the public addresses that an answer has for a name, over its aliases, and
+// how long each may be remembered. What may be remembered longer than it is open is cut.
+func answered(name string, up *dns.Msg) map[netip.Addr]time.Duration {
+	own := map[string]bool{strings.ToLower(dns.Fqdn(name)): true}
+	for range up.Answer { // an alias may stand behind what it leads to
+		grown := len(own)
+		for _, rr := range up.Answer {
+			if c, ok := rr.(*dns.CNAME); ok && own[strings.ToLower(c.Hdr.Name)] {
+				own[strings.ToLower(c.Target)] = true
+			}
+		}
+		if len(own) == grown {
+			break
+		}
+	}
+	addrs := map[netip.Addr]time.Duration{}
+	for _, rr := range up.Answer {
+		rr.Header().Ttl = min(rr.Header().Ttl, uint32(openMost/time.Second))
+		a, ok := rr.(*dns.A)
+		if !ok || !own[strings.ToLower(a.Hdr.Name)] {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(a.A.To4())
+		if ok && !slices.ContainsFunc(denied, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+			addrs[addr] = time.Duration(a.Hdr.Ttl) * time.Second
+		}
+	}
+	return addrs
 }
 
 // refusal says with which code a question is turned away; success lets it pass.

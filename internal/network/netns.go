@@ -22,8 +22,9 @@ const spacesDir = "/run/netns"
 // A space is an open network namespace with an rtnetlink socket in it. While it is
 // open the kernel keeps the namespace, so it is closed as soon as the work is done.
 type space struct {
-	fd netns.NsHandle
-	nl *netlink.Handle
+	path string // that it was opened by
+	fd   netns.NsHandle
+	nl   *netlink.Handle
 }
 
 // errNoSpace says that no namespace is mounted at a path: the file is absent, or
@@ -63,7 +64,7 @@ func openSpace(path string) (*space, error) {
 		return nil, fmt.Errorf("rtnetlink in %s: %w", path, err)
 	}
 	opened()
-	return &space{fd: fd, nl: nl}, nil
+	return &space{path: path, fd: fd, nl: nl}, nil
 }
 
 // close gives the namespace back.

@@ -65,11 +65,13 @@ type Manager struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	asked chan struct{} // somebody has asked for a network
+	asked chan struct{}             // somebody has asked for a network
+	apply func(*space, table) error // of R's table; tests make it fail
 
-	mu      sync.Mutex // guards the four below; never held across I/O
+	mu      sync.Mutex // guards the five below; never held across I/O
 	turns   map[string]chan struct{}
 	servers map[string]*dnsServer
+	walls   map[string]*wall
 	spares  []spare // ready and nobody's, oldest first
 	closed  bool
 
@@ -141,6 +143,8 @@ func prepare(ctx context.Context, cfg Config, host *space) (*Manager, error) {
 		dns:     newForwarder(cfg.Upstream),
 		turns:   map[string]chan struct{}{},
 		servers: map[string]*dnsServer{},
+		walls:   map[string]*wall{},
+		apply:   (*space).apply,
 		asked:   make(chan struct{}, 1),
 	}, nil
 }
@@ -167,10 +171,13 @@ func (m *Manager) watch(ctx context.Context) {
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	m.closed = true
-	servers := m.servers
-	m.servers = map[string]*dnsServer{}
+	servers, walls := m.servers, m.walls
+	m.servers, m.walls = map[string]*dnsServer{}, map[string]*wall{}
 	m.mu.Unlock()
 	m.stop()
+	for _, w := range walls {
+		w.close()
+	}
 	for _, s := range servers {
 		s.close()
 	}

@@ -38,8 +38,11 @@ func (s *space) apply(t table) error {
 		// The id counts within the transaction. The library would draw it from a
 		// counter of the whole process that is not safe for concurrent use.
 		ns := &nftables.Set{Table: tab, ID: uint32(i + 1), Name: st.name, KeyType: nftables.TypeIPAddr, Interval: true}
-		if st.ofLinks {
+		switch {
+		case st.ofLinks:
 			ns.KeyType, ns.KeyByteOrder, ns.Interval = nftables.TypeIFName, binaryutil.NativeEndian, false
+		case st.ofTimed:
+			ns.Interval, ns.HasTimeout, ns.Size = false, true, maxNamed
 		}
 		if err := c.AddSet(ns, st.elements()); err != nil {
 			return fmt.Errorf("nftables set %s: %w", st.name, err)
@@ -71,6 +74,9 @@ func (s set) elements() []nftables.SetElement {
 	var list []nftables.SetElement
 	for _, l := range s.links {
 		list = append(list, nftables.SetElement{Key: ifname(l)})
+	}
+	for a, left := range s.timed {
+		list = append(list, nftables.SetElement{Key: a.AsSlice(), Timeout: left})
 	}
 	for _, p := range s.prefixes {
 		list = append(list, nftables.SetElement{Key: p.Addr().AsSlice()})

@@ -3,11 +3,14 @@ package network
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"github.com/hutchrun/hutch/internal/sandbox"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,6 +40,8 @@ type set struct {
 	prefixes []netip.Prefix // an address set; or
 	links    []string       // a set of interface names
 	ofLinks  bool
+	timed    map[netip.Addr]time.Duration // addresses, each until it times out
+	ofTimed  bool
 }
 
 type table struct {
@@ -56,11 +61,11 @@ const (
 )
 
 // routerTable is the table in R. forbidden are the addresses that no packet may be
-// sent to.
-func routerTable(forbidden []netip.Prefix) table {
-	return table{
+// sent to, whatever the sandbox's own rules e say.
+func routerTable(forbidden []netip.Prefix, e sandbox.Egress) table {
+	t := table{
 		name: "hutch",
-		sets: []set{{name: "denied", prefixes: forbidden}},
+		sets: append([]set{{name: "denied", prefixes: forbidden}}, egressSets(e)...),
 		chains: []chain{
 			{
 				name: "early", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting, prio: nftables.ChainPriorityRaw,
@@ -74,16 +79,16 @@ func routerTable(forbidden []netip.Prefix) table {
 				// Only DNS, and answers to what the host agent opened from here.
 				name: "input", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookInput, prio: nftables.ChainPriorityFilter,
 				header: "type filter hook input priority filter", drop: true,
-				rules: []rule{
+				rules: append([]rule{
 					{fromLink(innerLink), state(established), accept()},
 					{fromLink(innerLink), ipv4(), to(Gateway), port("udp", 53), accept()},
 					{fromLink(innerLink), ipv4(), to(Gateway), port("tcp", 53), accept()},
-				},
+				}, proxyInput(e)...),
 			},
 			{
 				name: "forward", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookForward, prio: nftables.ChainPriorityFilter,
 				header: "type filter hook forward priority filter", drop: true,
-				rules: []rule{
+				rules: slices.Concat([]rule{
 					// What conntrack cannot place would leave without masquerading.
 					{state(invalid), drop()},
 					// An answer at once, so that a program fails instead of hanging. A reset
@@ -91,18 +96,19 @@ func routerTable(forbidden []netip.Prefix) table {
 					// more than one a second (icmp(7), icmp_ratelimit).
 					{fromLink(innerLink), ipv4(), toSet("denied"), tcp(), reset()},
 					{fromLink(innerLink), ipv4(), toSet("denied"), reject()},
+				}, egressForward(e), []rule{
 					{fromLink(innerLink), toLink(routerLink), state(established | related), accept()},
 					{fromLink(innerLink), toLink(routerLink), state(fresh), overRate(maxFlowRate, maxFlowsBurst), drop()},
 					{fromLink(innerLink), toLink(routerLink), state(fresh), overCount(maxFlows), drop()},
 					{fromLink(innerLink), toLink(routerLink), state(fresh), accept()},
 					{fromLink(routerLink), toLink(innerLink), state(established | related), accept()},
-				},
+				}),
 			},
 			{
-				// R itself has no business outside.
+				// R itself has no business outside, save the proxy's.
 				name: "output", kind: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput, prio: nftables.ChainPriorityFilter,
 				header: "type filter hook output priority filter",
-				rules:  []rule{{toLink(routerLink), drop()}},
+				rules:  append(proxyOutput(e), rule{toLink(routerLink), drop()}),
 			},
 			{
 				name: "leave", kind: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting, prio: nftables.ChainPriorityNATSource,
@@ -111,6 +117,10 @@ func routerTable(forbidden []netip.Prefix) table {
 			},
 		},
 	}
+	if e.Named() {
+		t.chains = append(t.chains, proxyRedirect(e))
+	}
+	return t
 }
 
 // hostTable is an instance's table on the host. group marks the instance's
@@ -315,8 +325,11 @@ func (t table) String() string {
 	fmt.Fprintf(&b, "table inet %s {\n", t.name)
 	for _, s := range t.sets {
 		kind, elements := "ipv4_addr\n\t\tflags interval", make([]string, 0, len(s.prefixes)+len(s.links))
-		if s.ofLinks {
+		switch {
+		case s.ofLinks:
 			kind = "ifname"
+		case s.ofTimed:
+			kind = fmt.Sprintf("ipv4_addr\n\t\tsize %d\n\t\tflags timeout", maxNamed)
 		}
 		for _, p := range s.prefixes {
 			elements = append(elements, strings.TrimSuffix(p.String(), "/32"))

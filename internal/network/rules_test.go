@@ -5,12 +5,22 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/hutchrun/hutch/internal/sandbox"
 )
 
-// The two tables of an example, in nft's language.
+func egressOf(mode sandbox.FirewallMode, allow, deny []string) sandbox.Egress {
+	return sandbox.Firewall{Mode: mode, Allow: allow, Deny: deny}.Egress()
+}
+
+// The tables of an example, in nft's language.
 func exampleTables() map[string]table {
+	forbidden := without(append([]netip.Prefix{DefaultPool, netip.MustParsePrefix("198.51.100.2/32")}, denied...))
 	return map[string]table{
-		"router.nft": routerTable(without(append([]netip.Prefix{DefaultPool, netip.MustParsePrefix("198.51.100.2/32")}, denied...))),
+		"router.nft": routerTable(forbidden, openRules()).versioned(),
+		"open.nft":   routerTable(forbidden, egressOf(sandbox.FirewallOpen, []string{"203.0.113.9", "ok.example.com"}, []string{"203.0.113.0/24", "*.example.com"})),
+		"allow.nft":  routerTable(forbidden, egressOf(sandbox.FirewallAllowlist, []string{"203.0.113.0/24", "*.example.com"}, []string{"203.0.113.9"})),
+		"deny.nft":   routerTable(forbidden, egressOf(sandbox.FirewallDenyAll, nil, nil)),
 		"host.nft":   hostTable("hutch-0a1b2c3d", 0x0a1b2c3d, DefaultPool, []string{"eth0", "wlan0"}, []string{"eth0"}),
 	}
 }

@@ -19,6 +19,10 @@ type Policy struct {
 	MemoryWindow time.Duration `json:"memory_window_ns"` // how long saved memory is kept
 	ArchiveAfter time.Duration `json:"archive_after_ns"` // from stopped; 0 is never
 	DeleteAfter  time.Duration `json:"delete_after_ns"`  // from stopped, archived or not; 0 is never
+
+	// Firewall is what it may reach and be reached on (N3), in its normal form; nil is
+	// DefaultFirewall. What it points to is never changed.
+	Firewall *Firewall `json:"firewall,omitempty"`
 }
 
 // DeadlineMode says what the deadline does while a sandbox sleeps (A4).
