@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 )
 
 // outside says how a connection to a public address ends from inside: "refused" where the
@@ -83,7 +84,7 @@ func TestFirewall(t *testing.T) {
 	if out := hutchOK(t, "firewall", b.name, "--json"); json.Unmarshal([]byte(out), &now) != nil || now.Firewall.Mode != "open" {
 		t.Errorf("after the reset: %s", out)
 	}
-	if r, err := shared.try(0, nil, "firewall", b.name, "allow", "no name"); err == nil || !strings.Contains(r.stderr, "domain name") {
+	if r, err := shared.try(time.Minute, nil, "firewall", b.name, "allow", "no name"); err == nil || !strings.Contains(r.stderr, "domain name") {
 		t.Errorf("a wrong rule: %v %s", err, r.stderr)
 	}
 }
