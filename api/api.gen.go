@@ -1538,6 +1538,26 @@ type OnDeadline string
 // OnIdle What is done with an idle sandbox whose sleep mode is `auto`.
 type OnIdle string
 
+// OpenPort defines model for OpenPort.
+type OpenPort struct {
+	// ExpiresAt Until when the token opens anything (RFC 3339, or a date), 30 days at most; an hour where not given.
+	ExpiresAt string `json:"expires_at,omitempty"`
+
+	// Port 0, for a token only, is every port.
+	Port int64 `json:"port"`
+
+	// Public Open it to everybody until it is closed.
+	Public bool `json:"public,omitempty"`
+}
+
+// OpenedPort defines model for OpenedPort.
+type OpenedPort struct {
+	Grant PortGrant `json:"grant"`
+
+	// Token The connection token; empty for a public port.
+	Token string `json:"token"`
+}
+
 // Operation defines model for Operation.
 type Operation struct {
 	// Actor The id of the key that asked for it, `host` for what a host did by itself, `budget` for what a budget did.
@@ -1622,6 +1642,30 @@ type OutputGap struct {
 
 // Plan `trial` needs an auto-stop of 2 h or less on every sandbox that boots.
 type Plan string
+
+// PortGrant defines model for PortGrant.
+type PortGrant struct {
+	// CreatedAt RFC 3339 in UTC with milliseconds.
+	CreatedAt Time `json:"created_at"`
+
+	// ExpiresAt When a token ends by itself.
+	ExpiresAt *Timestamp `json:"expires_at"`
+	ID        string     `json:"id"`
+
+	// Port 0 is every port.
+	Port int64 `json:"port"`
+
+	// Public To everybody; else to who has its token.
+	Public bool `json:"public"`
+
+	// URL Where the port is served; empty for every port.
+	URL string `json:"url"`
+}
+
+// PortGrantList defines model for PortGrantList.
+type PortGrantList struct {
+	Ports []PortGrant `json:"ports"`
+}
 
 // Project defines model for Project.
 type Project struct {
@@ -2553,6 +2597,18 @@ type KeepSandboxParams struct {
 	IdempotencyKey IdempotencyKey `json:"Idempotency-Key,omitempty"`
 }
 
+// OpenPortParams defines parameters for OpenPort.
+type OpenPortParams struct {
+	// IdempotencyKey The same key makes the same call happen once.
+	IdempotencyKey IdempotencyKey `json:"Idempotency-Key,omitempty"`
+}
+
+// RevokePortParams defines parameters for RevokePort.
+type RevokePortParams struct {
+	// IdempotencyKey The same key makes the same call happen once.
+	IdempotencyKey IdempotencyKey `json:"Idempotency-Key,omitempty"`
+}
+
 // ListReceiptsParams defines parameters for ListReceipts.
 type ListReceiptsParams struct {
 	// Limit How many to give at most; 100 where not given.
@@ -2722,6 +2778,9 @@ type SetFirewallJSONRequestBody = Firewall
 
 // ForkSandboxJSONRequestBody defines body for ForkSandbox for application/json ContentType.
 type ForkSandboxJSONRequestBody = ForkSandbox
+
+// OpenPortJSONRequestBody defines body for OpenPort for application/json ContentType.
+type OpenPortJSONRequestBody = OpenPort
 
 // ResumeSandboxJSONRequestBody defines body for ResumeSandbox for application/json ContentType.
 type ResumeSandboxJSONRequestBody = Boot
@@ -3246,6 +3305,42 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /v1/sandboxes/{ref}/missed-timers (the `GetMissedTimers` operationId).
 	GetMissedTimers(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListPorts List who may reach its ports without an API key
+	//
+	// Corresponds with GET /v1/sandboxes/{ref}/ports (the `ListPorts` operationId).
+	ListPorts(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// OpenPortWithBody Open a port to callers without an API key
+	//
+	// A port of a sandbox is served at its own name, as `http://3000-01k3c9a6xwe8htz0s6h1j2k3m4.localhost:4880/`. Who has an
+	// API key with the scope `exec` (header `X-API-Key`) reaches every port. Others need a connection token (header
+	// `X-Hutch-Token`, or the parameter `hutch_token`, which a browser trades for a cookie), or a port that is public.
+	// Tokens end at a stop. A repeated call with the same idempotency key cannot show the token again; it is empty then.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /v1/sandboxes/{ref}/ports (the `OpenPort` operationId).
+	OpenPortWithBody(ctx context.Context, ref Ref, params *OpenPortParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// OpenPort Open a port to callers without an API key
+	//
+	// A port of a sandbox is served at its own name, as `http://3000-01k3c9a6xwe8htz0s6h1j2k3m4.localhost:4880/`. Who has an
+	// API key with the scope `exec` (header `X-API-Key`) reaches every port. Others need a connection token (header
+	// `X-Hutch-Token`, or the parameter `hutch_token`, which a browser trades for a cookie), or a port that is public.
+	// Tokens end at a stop. A repeated call with the same idempotency key cannot show the token again; it is empty then.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /v1/sandboxes/{ref}/ports (the `OpenPort` operationId).
+	OpenPort(ctx context.Context, ref Ref, params *OpenPortParams, body OpenPortJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokePort Revoke a token, or close a public port
+	//
+	// The next request with it is refused. A connection that it opened goes on to its end.
+	//
+	// Corresponds with DELETE /v1/sandboxes/{ref}/ports/{id} (the `RevokePort` operationId).
+	RevokePort(ctx context.Context, ref Ref, id string, params *RevokePortParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListReceipts List the signed receipts of its saves, oldest first
 	//
@@ -4467,6 +4562,82 @@ func (c *Client) KeepSandbox(ctx context.Context, ref Ref, params *KeepSandboxPa
 // Corresponds with GET /v1/sandboxes/{ref}/missed-timers (the `GetMissedTimers` operationId).
 func (c *Client) GetMissedTimers(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetMissedTimersRequest(c.Server, ref)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListPorts List who may reach its ports without an API key
+//
+// Corresponds with GET /v1/sandboxes/{ref}/ports (the `ListPorts` operationId).
+func (c *Client) ListPorts(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListPortsRequest(c.Server, ref)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// OpenPortWithBody Open a port to callers without an API key
+//
+// A port of a sandbox is served at its own name, as `http://3000-01k3c9a6xwe8htz0s6h1j2k3m4.localhost:4880/`. Who has an
+// API key with the scope `exec` (header `X-API-Key`) reaches every port. Others need a connection token (header
+// `X-Hutch-Token`, or the parameter `hutch_token`, which a browser trades for a cookie), or a port that is public.
+// Tokens end at a stop. A repeated call with the same idempotency key cannot show the token again; it is empty then.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /v1/sandboxes/{ref}/ports (the `OpenPort` operationId).
+func (c *Client) OpenPortWithBody(ctx context.Context, ref Ref, params *OpenPortParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewOpenPortRequestWithBody(c.Server, ref, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// OpenPort Open a port to callers without an API key
+//
+// A port of a sandbox is served at its own name, as `http://3000-01k3c9a6xwe8htz0s6h1j2k3m4.localhost:4880/`. Who has an
+// API key with the scope `exec` (header `X-API-Key`) reaches every port. Others need a connection token (header
+// `X-Hutch-Token`, or the parameter `hutch_token`, which a browser trades for a cookie), or a port that is public.
+// Tokens end at a stop. A repeated call with the same idempotency key cannot show the token again; it is empty then.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /v1/sandboxes/{ref}/ports (the `OpenPort` operationId).
+func (c *Client) OpenPort(ctx context.Context, ref Ref, params *OpenPortParams, body OpenPortJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewOpenPortRequest(c.Server, ref, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokePort Revoke a token, or close a public port
+//
+// The next request with it is refused. A connection that it opened goes on to its end.
+//
+// Corresponds with DELETE /v1/sandboxes/{ref}/ports/{id} (the `RevokePort` operationId).
+func (c *Client) RevokePort(ctx context.Context, ref Ref, id string, params *RevokePortParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokePortRequest(c.Server, ref, id, params)
 	if err != nil {
 		return nil, err
 	}
@@ -7811,6 +7982,154 @@ func NewGetMissedTimersRequest(server string, ref Ref) (*http.Request, error) {
 	return req, nil
 }
 
+// NewListPortsRequest constructs an http.Request for the ListPorts method
+func NewListPortsRequest(server string, ref Ref) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "ref", ref, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes/%s/ports", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewOpenPortRequest calls the generic OpenPort builder with application/json body
+func NewOpenPortRequest(server string, ref Ref, params *OpenPortParams, body OpenPortJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewOpenPortRequestWithBody(server, ref, params, "application/json", bodyReader)
+}
+
+// NewOpenPortRequestWithBody constructs an http.Request for the OpenPort method, with any body, and a specified content type
+func NewOpenPortRequestWithBody(server string, ref Ref, params *OpenPortParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "ref", ref, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes/%s/ports", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	if params != nil {
+
+		var headerParam0 string
+
+		headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+		if err != nil {
+			return nil, err
+		}
+
+		req.Header.Set("Idempotency-Key", headerParam0)
+
+	}
+
+	return req, nil
+}
+
+// NewRevokePortRequest constructs an http.Request for the RevokePort method
+func NewRevokePortRequest(server string, ref Ref, id string, params *RevokePortParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "ref", ref, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "id", id, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/sandboxes/%s/ports/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+
+		var headerParam0 string
+
+		headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+		if err != nil {
+			return nil, err
+		}
+
+		req.Header.Set("Idempotency-Key", headerParam0)
+
+	}
+
+	return req, nil
+}
+
 // NewListReceiptsRequest constructs an http.Request for the ListReceipts method
 func NewListReceiptsRequest(server string, ref Ref, params *ListReceiptsParams) (*http.Request, error) {
 	var err error
@@ -9584,6 +9903,46 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /v1/sandboxes/{ref}/missed-timers (the `GetMissedTimers` operationId).
 	GetMissedTimersWithResponse(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*GetMissedTimersResponse, error)
+
+	// ListPortsWithResponse List who may reach its ports without an API key
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/sandboxes/{ref}/ports (the `ListPorts` operationId).
+	ListPortsWithResponse(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*ListPortsResponse, error)
+
+	// OpenPortWithBodyWithResponse Open a port to callers without an API key
+	//
+	// A port of a sandbox is served at its own name, as `http://3000-01k3c9a6xwe8htz0s6h1j2k3m4.localhost:4880/`. Who has an
+	// API key with the scope `exec` (header `X-API-Key`) reaches every port. Others need a connection token (header
+	// `X-Hutch-Token`, or the parameter `hutch_token`, which a browser trades for a cookie), or a port that is public.
+	// Tokens end at a stop. A repeated call with the same idempotency key cannot show the token again; it is empty then.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/sandboxes/{ref}/ports (the `OpenPort` operationId).
+	OpenPortWithBodyWithResponse(ctx context.Context, ref Ref, params *OpenPortParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*OpenPortResponse, error)
+
+	// OpenPortWithResponse Open a port to callers without an API key
+	//
+	// A port of a sandbox is served at its own name, as `http://3000-01k3c9a6xwe8htz0s6h1j2k3m4.localhost:4880/`. Who has an
+	// API key with the scope `exec` (header `X-API-Key`) reaches every port. Others need a connection token (header
+	// `X-Hutch-Token`, or the parameter `hutch_token`, which a browser trades for a cookie), or a port that is public.
+	// Tokens end at a stop. A repeated call with the same idempotency key cannot show the token again; it is empty then.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/sandboxes/{ref}/ports (the `OpenPort` operationId).
+	OpenPortWithResponse(ctx context.Context, ref Ref, params *OpenPortParams, body OpenPortJSONRequestBody, reqEditors ...RequestEditorFn) (*OpenPortResponse, error)
+
+	// RevokePortWithResponse Revoke a token, or close a public port
+	//
+	// The next request with it is refused. A connection that it opened goes on to its end.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /v1/sandboxes/{ref}/ports/{id} (the `RevokePort` operationId).
+	RevokePortWithResponse(ctx context.Context, ref Ref, id string, params *RevokePortParams, reqEditors ...RequestEditorFn) (*RevokePortResponse, error)
 
 	// ListReceiptsWithResponse List the signed receipts of its saves, oldest first
 	//
@@ -12045,6 +12404,143 @@ func (r GetMissedTimersResponse) ContentType() string {
 	return ""
 }
 
+type ListPortsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PortGrantList
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListPortsResponse) GetJSON200() *PortGrantList {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListPortsResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListPortsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListPortsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListPortsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListPortsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type OpenPortResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *OpenedPort
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r OpenPortResponse) GetJSON201() *OpenedPort {
+	return r.JSON201
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r OpenPortResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r OpenPortResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r OpenPortResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r OpenPortResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r OpenPortResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokePortResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r RevokePortResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokePortResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokePortResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokePortResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokePortResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListReceiptsResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -13928,6 +14424,70 @@ func (c *ClientWithResponses) GetMissedTimersWithResponse(ctx context.Context, r
 		return nil, err
 	}
 	return ParseGetMissedTimersResponse(rsp)
+}
+
+// ListPortsWithResponse List who may reach its ports without an API key
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/sandboxes/{ref}/ports (the `ListPorts` operationId).
+func (c *ClientWithResponses) ListPortsWithResponse(ctx context.Context, ref Ref, reqEditors ...RequestEditorFn) (*ListPortsResponse, error) {
+	rsp, err := c.ListPorts(ctx, ref, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListPortsResponse(rsp)
+}
+
+// OpenPortWithBodyWithResponse Open a port to callers without an API key
+//
+// A port of a sandbox is served at its own name, as `http://3000-01k3c9a6xwe8htz0s6h1j2k3m4.localhost:4880/`. Who has an
+// API key with the scope `exec` (header `X-API-Key`) reaches every port. Others need a connection token (header
+// `X-Hutch-Token`, or the parameter `hutch_token`, which a browser trades for a cookie), or a port that is public.
+// Tokens end at a stop. A repeated call with the same idempotency key cannot show the token again; it is empty then.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/sandboxes/{ref}/ports (the `OpenPort` operationId).
+func (c *ClientWithResponses) OpenPortWithBodyWithResponse(ctx context.Context, ref Ref, params *OpenPortParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*OpenPortResponse, error) {
+	rsp, err := c.OpenPortWithBody(ctx, ref, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseOpenPortResponse(rsp)
+}
+
+// OpenPortWithResponse Open a port to callers without an API key
+//
+// A port of a sandbox is served at its own name, as `http://3000-01k3c9a6xwe8htz0s6h1j2k3m4.localhost:4880/`. Who has an
+// API key with the scope `exec` (header `X-API-Key`) reaches every port. Others need a connection token (header
+// `X-Hutch-Token`, or the parameter `hutch_token`, which a browser trades for a cookie), or a port that is public.
+// Tokens end at a stop. A repeated call with the same idempotency key cannot show the token again; it is empty then.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/sandboxes/{ref}/ports (the `OpenPort` operationId).
+func (c *ClientWithResponses) OpenPortWithResponse(ctx context.Context, ref Ref, params *OpenPortParams, body OpenPortJSONRequestBody, reqEditors ...RequestEditorFn) (*OpenPortResponse, error) {
+	rsp, err := c.OpenPort(ctx, ref, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseOpenPortResponse(rsp)
+}
+
+// RevokePortWithResponse Revoke a token, or close a public port
+//
+// The next request with it is refused. A connection that it opened goes on to its end.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /v1/sandboxes/{ref}/ports/{id} (the `RevokePort` operationId).
+func (c *ClientWithResponses) RevokePortWithResponse(ctx context.Context, ref Ref, id string, params *RevokePortParams, reqEditors ...RequestEditorFn) (*RevokePortResponse, error) {
+	rsp, err := c.RevokePort(ctx, ref, id, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokePortResponse(rsp)
 }
 
 // ListReceiptsWithResponse List the signed receipts of its saves, oldest first
@@ -15860,6 +16420,101 @@ func ParseGetMissedTimersResponse(rsp *http.Response) (*GetMissedTimersResponse,
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListPortsResponse parses an HTTP response from a ListPortsWithResponse call
+func ParseListPortsResponse(rsp *http.Response) (*ListPortsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListPortsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PortGrantList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseOpenPortResponse parses an HTTP response from a OpenPortWithResponse call
+func ParseOpenPortResponse(rsp *http.Response) (*OpenPortResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &OpenPortResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest OpenedPort
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokePortResponse parses an HTTP response from a RevokePortWithResponse call
+func ParseRevokePortResponse(rsp *http.Response) (*RevokePortResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokePortResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error

@@ -28,6 +28,7 @@ import (
 
 const (
 	metricsFlagHelp = "loopback address that serves /metrics without a key, such as 127.0.0.1:9464 (default: only the API does, with a key)"
+	domainFlagHelp  = "domain below which the ports of sandboxes are served too, by a proxy with TLS (default: *.localhost only)"
 	drainFlagHelp   = "how long /readyz says that the server stops before it does, at most 20s, so that a load balancer sends it nothing more"
 )
 
@@ -38,18 +39,20 @@ const drainMost = 20 * time.Second
 type observing struct {
 	metricsListen string
 	drain         time.Duration
+	domain        string              // below which ports are served beside localhost; "" for none
 	tracesTo      string              // a collector, where no variable names one
 	getenv        func(string) string // for the OTEL_* variables
 }
 
 func (o *observing) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.metricsListen, "metrics-listen", "", metricsFlagHelp)
+	cmd.Flags().StringVar(&o.domain, "domain", "", domainFlagHelp)
 	cmd.Flags().DurationVar(&o.drain, "drain", 0, drainFlagHelp)
 }
 
 // settle takes from the settings what no flag says.
 func (o *observing) settle(cmd *cobra.Command, s settings) {
-	o.metricsListen, o.tracesTo = s.text(config.MetricsListen), s.text(config.TracesTo)
+	o.metricsListen, o.tracesTo, o.domain = s.text(config.MetricsListen), s.text(config.TracesTo), s.text(config.Domain)
 	if !cmd.Flags().Changed("drain") && s.text(config.Drain) != "" {
 		o.drain = s.duration(config.Drain)
 	}
@@ -159,7 +162,7 @@ func (f *front) answer(ctx context.Context, ctl *control.Control, metrics *telem
 	}
 	handler, err := apiserver.New(apiserver.Config{
 		Control: ctl, Log: f.log, Version: version, Checks: checks,
-		Request: metrics.Request, Metrics: metrics.Text, Span: f.traces.Start(),
+		Request: metrics.Request, Metrics: metrics.Text, Span: f.traces.Start(), PortURL: f.portURL,
 	})
 	if err != nil {
 		return err
@@ -167,7 +170,7 @@ func (f *front) answer(ctx context.Context, ctl *control.Control, metrics *telem
 	if err := ready("http://" + f.listener.Addr().String()); err != nil {
 		return err
 	}
-	f.gate.Open(handler)
+	f.gate.Open(f.ports(ctl, handler))
 	if f.own != nil {
 		server := apiserver.HTTPServer(apiserver.OnLoopback(metrics.Handler()), f.log)
 		done := make(chan struct{})

@@ -117,7 +117,7 @@ func (f *upFlags) settle(cmd *cobra.Command, env cli.Env) (err error) {
 	f.idle.settle(cmd, s)
 	f.events.settle(cmd, s)
 	f.saves.settle(cmd, s)
-	for _, name := range []string{"listen", "pool-size", "prices", "idle-sample", "idle-min", "metrics-listen", "drain", "keep-events", "webhook-http", "webhook-allow", "undelete-for", "save-retry"} {
+	for _, name := range []string{"listen", "pool-size", "prices", "idle-sample", "idle-min", "metrics-listen", "domain", "drain", "keep-events", "webhook-http", "webhook-allow", "undelete-for", "save-retry"} {
 		if flag := cmd.Flags().Lookup(name); flag.Changed {
 			f.given = append(f.given, "--"+name+"="+flag.Value.String())
 		}

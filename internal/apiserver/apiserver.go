@@ -35,6 +35,9 @@ type Config struct {
 	Metrics func() (text []byte, media string, err error)
 	// Checks are what the server needs to do work; /readyz tells of them.
 	Checks []Check
+	// PortURL gives the address of a sandbox's port, for a caller who called the server by
+	// host; nil gives none.
+	PortURL func(host, sandboxID string, port int) string
 }
 
 // server is the handler; its methods are the calls of the API.
@@ -52,6 +55,7 @@ type server struct {
 	span      span.Start
 	metrics   func() (text []byte, media string, err error)
 	readiness readiness
+	portURL   func(host, sandboxID string, port int) string
 }
 
 var _ StrictServerInterface = (*server)(nil)
@@ -72,6 +76,9 @@ func New(cfg Config) (http.Handler, error) {
 	}
 	if s.request, s.span = cfg.Request, cfg.Span; s.request == nil {
 		s.request = func(string, string) func(int) { return func(int) {} }
+	}
+	if s.portURL = cfg.PortURL; s.portURL == nil {
+		s.portURL = func(string, string, int) string { return "" }
 	}
 	s.metrics = cfg.Metrics
 	s.readiness.checks, s.readiness.log = cfg.Checks, s.log

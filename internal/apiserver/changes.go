@@ -62,7 +62,7 @@ func (s *server) await(ctx context.Context, op *sandbox.Operation, until time.Ti
 	if !active(op) || left <= 0 {
 		return op, nil
 	}
-	waiting, cancel := lasting(ctx)
+	waiting, cancel := Lasting(ctx)
 	defer cancel()
 	now, err := s.control.Wait(waiting, callOf(ctx).caller, op.ID, left)
 	if err != nil && waiting.Err() != nil && ctx.Err() == nil { // the server shuts down: the wait has run out

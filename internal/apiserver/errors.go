@@ -104,8 +104,16 @@ func (s *server) fail(ctx context.Context, err error) api.ErrorDetail {
 
 // writeError answers with err.
 func (s *server) writeError(w http.ResponseWriter, r *http.Request, err error) {
-	body := s.fail(r.Context(), err)
+	answerFault(w, s.fail(r.Context(), err), faultOf(err))
+}
+
+// Fail answers a request that is none of the API's with a fault, as the API would.
+func Fail(w http.ResponseWriter, r *http.Request, err error) {
 	f := faultOf(err)
+	answerFault(w, detail(r.Context(), f), f)
+}
+
+func answerFault(w http.ResponseWriter, body api.ErrorDetail, f *fault.Fault) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Del("Content-Length")

@@ -98,7 +98,7 @@ type eventStream struct {
 // VisitListEventsResponse writes server-sent events, each page sent at once. It ends with
 // the client, with the server, or where the stream is not to follow.
 func (e eventStream) VisitListEventsResponse(w http.ResponseWriter) error {
-	ctx, cancel := lasting(e.ctx)
+	ctx, cancel := Lasting(e.ctx)
 	defer cancel()
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)

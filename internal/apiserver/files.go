@@ -256,7 +256,7 @@ func (s *server) WatchFiles(ctx context.Context, r WatchFilesRequestObject) (Wat
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := lasting(ctx)
+	ctx, cancel := Lasting(ctx)
 	stream, err := g.Files.Watch(ctx, &guestproto.WatchRequest{
 		Path: []byte(r.Params.Path), User: r.Params.User, Recursive: r.Params.Recursive,
 	})

@@ -42,7 +42,7 @@ func openStream[S commandStream](ctx context.Context, g guest, open func(context
 // openWithin opens a stream whose first event comes within a limit: only what follows
 // may take as long as it likes.
 func openWithin[S commandStream](ctx context.Context, g guest, limit time.Duration, open func(context.Context) (S, error)) (*opened, error) {
-	ctx, cancel := lasting(ctx)
+	ctx, cancel := Lasting(ctx)
 	var late atomic.Bool
 	timer := time.AfterFunc(limit, func() {
 		late.Store(true)

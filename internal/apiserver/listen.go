@@ -37,13 +37,16 @@ func HTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 			return context.WithValue(context.Background(), stoppingKey{}, stopping)
 		},
 	}
+	srv.Protocols = new(http.Protocols)
+	srv.Protocols.SetHTTP1(true)
+	srv.Protocols.SetUnencryptedHTTP2(true)
 	srv.RegisterOnShutdown(stop)
 	return srv
 }
 
-// lasting gives the context of what may last as long as its client: it ends with the
+// Lasting gives the context of what may last as long as its client: it ends with the
 // request, and already when the server begins to shut down.
-func lasting(ctx context.Context) (context.Context, context.CancelFunc) {
+func Lasting(ctx context.Context) (context.Context, context.CancelFunc) {
 	out, cancel := context.WithCancel(ctx)
 	stopping, ok := ctx.Value(stoppingKey{}).(context.Context)
 	if !ok {

@@ -24,6 +24,7 @@ type call struct {
 	pattern  string // of the mux: method and path template, "" for no call of the API
 	route    string // method and path, as an idempotency key is scoped
 	accept   string
+	host     string // that the caller called
 	caller   control.Actor
 	bodyHash []byte // SHA-256 of the canonical JSON body
 	end      func(status int)
@@ -47,7 +48,7 @@ func requestID(ctx context.Context) string { return callOf(ctx).id }
 
 // ServeHTTP runs a request through all checks and to its handler.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := &call{id: "req_" + strings.ToLower(rand.Text()), route: r.Method + " " + r.URL.Path, accept: r.Header.Get("Accept")}
+	c := &call{id: "req_" + strings.ToLower(rand.Text()), route: r.Method + " " + r.URL.Path, accept: r.Header.Get("Accept"), host: r.Host}
 	if _, pattern := s.mux.Handler(r); s.contract[pattern] != nil {
 		c.pattern = pattern
 	}

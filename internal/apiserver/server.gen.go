@@ -161,6 +161,15 @@ type ServerInterface interface {
 	// GetMissedTimers What its last sleep missed of the timers inside
 	// (GET /v1/sandboxes/{ref}/missed-timers)
 	GetMissedTimers(w http.ResponseWriter, r *http.Request, ref Ref)
+	// ListPorts List who may reach its ports without an API key
+	// (GET /v1/sandboxes/{ref}/ports)
+	ListPorts(w http.ResponseWriter, r *http.Request, ref Ref)
+	// OpenPort Open a port to callers without an API key
+	// (POST /v1/sandboxes/{ref}/ports)
+	OpenPort(w http.ResponseWriter, r *http.Request, ref Ref, params OpenPortParams)
+	// RevokePort Revoke a token, or close a public port
+	// (DELETE /v1/sandboxes/{ref}/ports/{id})
+	RevokePort(w http.ResponseWriter, r *http.Request, ref Ref, id string, params RevokePortParams)
 	// ListReceipts List the signed receipts of its saves, oldest first
 	// (GET /v1/sandboxes/{ref}/receipts)
 	ListReceipts(w http.ResponseWriter, r *http.Request, ref Ref, params ListReceiptsParams)
@@ -2602,6 +2611,141 @@ func (siw *ServerInterfaceWrapper) GetMissedTimers(w http.ResponseWriter, r *htt
 	handler.ServeHTTP(w, r)
 }
 
+// ListPorts operation middleware
+func (siw *ServerInterfaceWrapper) ListPorts(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "ref" -------------
+	var ref Ref
+
+	err = runtime.BindStyledParameterWithOptions("simple", "ref", r.PathValue("ref"), &ref, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "ref", Err: err})
+		return
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.ListPorts(w, r, ref)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// OpenPort operation middleware
+func (siw *ServerInterfaceWrapper) OpenPort(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "ref" -------------
+	var ref Ref
+
+	err = runtime.BindStyledParameterWithOptions("simple", "ref", r.PathValue("ref"), &ref, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "ref", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params OpenPortParams
+
+	headers := r.Header
+
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey IdempotencyKey
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "Idempotency-Key", Err: err})
+			return
+		}
+
+		params.IdempotencyKey = IdempotencyKey
+
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.OpenPort(w, r, ref, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
+// RevokePort operation middleware
+func (siw *ServerInterfaceWrapper) RevokePort(w http.ResponseWriter, r *http.Request) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "ref" -------------
+	var ref Ref
+
+	err = runtime.BindStyledParameterWithOptions("simple", "ref", r.PathValue("ref"), &ref, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "ref", Err: err})
+		return
+	}
+
+	// ------------- Path parameter "id" -------------
+	var id string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "id", r.PathValue("id"), &id, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "id", Err: err})
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params RevokePortParams
+
+	headers := r.Header
+
+	// ------------- Optional header parameter "Idempotency-Key" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Idempotency-Key")]; found {
+		var IdempotencyKey IdempotencyKey
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandlerFunc(w, r, &TooManyValuesForParamError{ParamName: "Idempotency-Key", Count: n})
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Idempotency-Key", valueList[0], &IdempotencyKey, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandlerFunc(w, r, &InvalidParamFormatError{ParamName: "Idempotency-Key", Err: err})
+			return
+		}
+
+		params.IdempotencyKey = IdempotencyKey
+
+	}
+
+	handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		siw.Handler.RevokePort(w, r, ref, id, params)
+	}))
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		handler = middleware(handler)
+	}
+
+	handler.ServeHTTP(w, r)
+}
+
 // ListReceipts operation middleware
 func (siw *ServerInterfaceWrapper) ListReceipts(w http.ResponseWriter, r *http.Request) {
 
@@ -3784,6 +3928,9 @@ func HandlerWithOptions(si ServerInterface, options StdHTTPServerOptions) http.H
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v1/sandboxes/{ref}/files/watch", wrapper.WatchFiles)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v1/sandboxes/{ref}/files/move", wrapper.MoveFile)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v1/sandboxes/{ref}/files/mkdir", wrapper.MakeDirectory)
+	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v1/sandboxes/{ref}/ports", wrapper.ListPorts)
+	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v1/sandboxes/{ref}/ports", wrapper.OpenPort)
+	m.HandleFunc(http.MethodDelete+" "+options.BaseURL+"/v1/sandboxes/{ref}/ports/{id}", wrapper.RevokePort)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v1/operations", wrapper.ListOperations)
 	m.HandleFunc(http.MethodGet+" "+options.BaseURL+"/v1/operations/{id}", wrapper.GetOperation)
 	m.HandleFunc(http.MethodPost+" "+options.BaseURL+"/v1/operations/{id}/cancel", wrapper.CancelOperation)
@@ -5899,6 +6046,121 @@ func (response GetMissedTimersdefaultJSONResponse) VisitGetMissedTimersResponse(
 	return err
 }
 
+type ListPortsRequestObject struct {
+	Ref Ref `json:"ref"`
+}
+
+type ListPortsResponseObject interface {
+	VisitListPortsResponse(w http.ResponseWriter) error
+}
+
+type ListPorts200JSONResponse PortGrantList
+
+func (response ListPorts200JSONResponse) VisitListPortsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListPortsdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response ListPortsdefaultJSONResponse) VisitListPortsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type OpenPortRequestObject struct {
+	Ref    Ref `json:"ref"`
+	Params OpenPortParams
+	Body   *OpenPortJSONRequestBody
+}
+
+type OpenPortResponseObject interface {
+	VisitOpenPortResponse(w http.ResponseWriter) error
+}
+
+type OpenPort201JSONResponse OpenedPort
+
+func (response OpenPort201JSONResponse) VisitOpenPortResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type OpenPortdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response OpenPortdefaultJSONResponse) VisitOpenPortResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokePortRequestObject struct {
+	Ref    Ref    `json:"ref"`
+	ID     string `json:"id"`
+	Params RevokePortParams
+}
+
+type RevokePortResponseObject interface {
+	VisitRevokePortResponse(w http.ResponseWriter) error
+}
+
+type RevokePort204Response struct {
+}
+
+func (response RevokePort204Response) VisitRevokePortResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type RevokePortdefaultJSONResponse struct {
+	Body       Error
+	StatusCode int
+}
+
+func (response RevokePortdefaultJSONResponse) VisitRevokePortResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListReceiptsRequestObject struct {
 	Ref    Ref `json:"ref"`
 	Params ListReceiptsParams
@@ -6995,6 +7257,15 @@ type StrictServerInterface interface {
 	// GetMissedTimers What its last sleep missed of the timers inside
 	// (GET /v1/sandboxes/{ref}/missed-timers)
 	GetMissedTimers(ctx context.Context, request GetMissedTimersRequestObject) (GetMissedTimersResponseObject, error)
+	// ListPorts List who may reach its ports without an API key
+	// (GET /v1/sandboxes/{ref}/ports)
+	ListPorts(ctx context.Context, request ListPortsRequestObject) (ListPortsResponseObject, error)
+	// OpenPort Open a port to callers without an API key
+	// (POST /v1/sandboxes/{ref}/ports)
+	OpenPort(ctx context.Context, request OpenPortRequestObject) (OpenPortResponseObject, error)
+	// RevokePort Revoke a token, or close a public port
+	// (DELETE /v1/sandboxes/{ref}/ports/{id})
+	RevokePort(ctx context.Context, request RevokePortRequestObject) (RevokePortResponseObject, error)
 	// ListReceipts List the signed receipts of its saves, oldest first
 	// (GET /v1/sandboxes/{ref}/receipts)
 	ListReceipts(ctx context.Context, request ListReceiptsRequestObject) (ListReceiptsResponseObject, error)
@@ -8420,6 +8691,94 @@ func (sh *strictHandler) GetMissedTimers(w http.ResponseWriter, r *http.Request,
 		sh.options.ResponseErrorHandlerFunc(w, r, err)
 	} else if validResponse, ok := response.(GetMissedTimersResponseObject); ok {
 		if err := validResponse.VisitGetMissedTimersResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListPorts operation middleware
+func (sh *strictHandler) ListPorts(w http.ResponseWriter, r *http.Request, ref Ref) {
+	var request ListPortsRequestObject
+
+	request.Ref = ref
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.ListPorts(ctx, request.(ListPortsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListPorts")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(ListPortsResponseObject); ok {
+		if err := validResponse.VisitListPortsResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// OpenPort operation middleware
+func (sh *strictHandler) OpenPort(w http.ResponseWriter, r *http.Request, ref Ref, params OpenPortParams) {
+	var request OpenPortRequestObject
+
+	request.Ref = ref
+	request.Params = params
+
+	var body OpenPortJSONRequestBody
+	if err := runtime.BindJSONBody(r, &body); err != nil {
+		sh.options.RequestErrorHandlerFunc(w, r, fmt.Errorf("can't decode JSON body: %w", err))
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.OpenPort(ctx, request.(OpenPortRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "OpenPort")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(OpenPortResponseObject); ok {
+		if err := validResponse.VisitOpenPortResponse(w); err != nil {
+			sh.options.ResponseErrorHandlerFunc(w, r, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokePort operation middleware
+func (sh *strictHandler) RevokePort(w http.ResponseWriter, r *http.Request, ref Ref, id string, params RevokePortParams) {
+	var request RevokePortRequestObject
+
+	request.Ref = ref
+	request.ID = id
+	request.Params = params
+
+	handler := func(ctx context.Context, w http.ResponseWriter, r *http.Request, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokePort(ctx, request.(RevokePortRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokePort")
+	}
+
+	response, err := handler(r.Context(), w, r, request)
+
+	if err != nil {
+		sh.options.ResponseErrorHandlerFunc(w, r, err)
+	} else if validResponse, ok := response.(RevokePortResponseObject); ok {
+		if err := validResponse.VisitRevokePortResponse(w); err != nil {
 			sh.options.ResponseErrorHandlerFunc(w, r, err)
 		}
 	} else if response != nil {

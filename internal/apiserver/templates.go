@@ -71,7 +71,7 @@ const buildTick = 500 * time.Millisecond
 // the build goes on.
 func (s *server) followBuild(ctx context.Context, name string, op sandbox.Operation) lines {
 	return func(send func(any) error) error {
-		ctx, cancel := lasting(ctx)
+		ctx, cancel := Lasting(ctx)
 		defer cancel()
 		for op.Status.Active() {
 			if err := send(api.TemplateEvent{Progress: &api.TemplateProgress{Step: op.Step, Fraction: op.Progress}}); err != nil {

@@ -77,7 +77,7 @@ func (s *server) RotateWebhookSecret(ctx context.Context, r RotateWebhookSecretR
 
 // TestWebhook sends a message now.
 func (s *server) TestWebhook(ctx context.Context, r TestWebhookRequestObject) (TestWebhookResponseObject, error) {
-	waiting, cancel := lasting(ctx)
+	waiting, cancel := Lasting(ctx)
 	defer cancel()
 	a, err := s.control.TestWebhook(waiting, callOf(ctx).caller, r.ID)
 	if err != nil {

@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"internal/cli":                 {"internal/fault", "internal/receipt", "internal/mcp", "api"},
 	"internal/mcp":                 {"internal/fault", "api"},
 	"internal/config":              {"internal/fault"},
+	"internal/gateway":             {"internal/fault"},
 	"internal/runtime":             {"internal/fault", "internal/sandbox"},
 	"internal/runtime/gvisor":      {"internal/fault", "internal/sandbox", "internal/runtime"},
 	"internal/runtime/fake":        {"internal/fault", "internal/sandbox", "internal/runtime"},

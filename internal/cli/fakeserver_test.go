@@ -34,6 +34,7 @@ type fake struct {
 	files     map[string][]byte
 	events    []api.Event
 	webhooks  []api.Webhook
+	ports     []api.PortGrant
 	sentSeq   int            // the last event that went out
 	byKey     map[string]any // what a call with this key made
 	calls     []string       // "METHOD PATH key"
@@ -168,6 +169,7 @@ func (f *fake) handle(w http.ResponseWriter, r *http.Request) {
 	mux.HandleFunc("GET /v1/operations/{id}", f.getOperation)
 	mux.HandleFunc("GET /v1/events", f.listEvents)
 	f.serveWebhooks(mux)
+	f.servePorts(mux)
 	mux.HandleFunc("GET /v1/version", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, 200, api.Version{Version: "9.9.9", API: "v1"})
 	})

@@ -39,7 +39,7 @@ var (
 	}
 	laterVerbs = map[string]string{
 		"run": "tasks", "snapshots": "snapshots", "archive": "archive", "migrate": "migrate",
-		"ports": "ports", "ssh": "ssh", "share": "shares", "schedule": "schedules",
+		"ssh": "ssh", "share": "shares", "schedule": "schedules",
 		"login": "login", "opencode": "harness", "prompt": "harness",
 	}
 )

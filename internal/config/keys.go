@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -46,6 +47,7 @@ const (
 	StopLimit     = "machine_stop_limit"
 	MetricsListen = "metrics_listen"
 	TracesTo      = "traces_endpoint"
+	Domain        = "domain"
 	Drain         = "drain"
 	Spares        = "network.spares"
 	VCPUSecond    = "prices.vcpu_second"
@@ -98,6 +100,12 @@ var Keys = []Key{
 	{
 		Name: StopLimit, Kind: Duration, Default: "5m", Example: "10m",
 		Doc: "How long that may take. What runs after it is left as by `leave`.",
+	},
+	{
+		Name: Domain, Kind: Text, Unset: "ports are served at `*.localhost` only", Example: "box.example.com", Flag: "domain",
+		Doc: "The domain below which the ports of sandboxes are served too, as `https://PORT-ID.DOMAIN/`, by a proxy with TLS for `*.DOMAIN` that hands " +
+			"requests to `listen` with their Host unchanged.",
+		check: domain,
 	},
 	{
 		Name: MetricsListen, Kind: Text, Unset: "only the API serves metrics, with a key", Example: "127.0.0.1:9464", Flag: "metrics-listen",
@@ -161,6 +169,15 @@ func collector(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
 		return "is no address of a collector; write it as http://127.0.0.1:4318"
+	}
+	return ""
+}
+
+var domainForm = regexp.MustCompile(`^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+func domain(name string) string {
+	if len(name) > 200 || !domainForm.MatchString(name) {
+		return "is no domain name; write it in lower case, without a port or a dot at its end, as box.example.com"
 	}
 	return ""
 }

@@ -25,11 +25,16 @@ const (
 
 var secretEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// newSecret makes a secret and the hash that is kept of it.
-func newSecret() (secret string, hash []byte) {
+// random gives the text of 256 random bits.
+func random() string {
 	bits := make([]byte, secretBytes)
 	rand.Read(bits) // never fails: it ends the process instead
-	secret = secretPrefix + secretEncoding.EncodeToString(bits)
+	return secretEncoding.EncodeToString(bits)
+}
+
+// newSecret makes a secret and the hash that is kept of it.
+func newSecret() (secret string, hash []byte) {
+	secret = secretPrefix + random()
 	sum := sha256.Sum256([]byte(secret))
 	return secret, sum[:]
 }

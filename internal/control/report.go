@@ -138,6 +138,12 @@ func (c *Control) write(ctx context.Context, w *writer, a applied, op *sandbox.O
 				return err
 			}
 		}
+		switch s.State {
+		case sandbox.Stopped, sandbox.Failed, sandbox.Archived, sandbox.Deleted: // no token outlives the programs (N1)
+			if err := w.EndPortGrants(ctx, s.ID, s.State == sandbox.Deleted); err != nil {
+				return err
+			}
+		}
 		if r.Event.Boots() { // what the sleep before missed is a matter of that wake
 			if err := w.PutMissed(ctx, s.ID, nil); err != nil {
 				return err

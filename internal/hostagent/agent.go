@@ -300,7 +300,7 @@ func (a *Agent) Guest(_ context.Context, sandboxID string, use hostproto.Use) (h
 	case !open || l == nil || !l.ready.Load():
 		err = errNotTaken(sandboxID)
 	default:
-		return hostproto.Guest{Dial: l.dial(), Token: l.token, Generation: l.generation, Done: done}, nil
+		return hostproto.Guest{Dial: l.dial(), DialPort: l.dialPort, Token: l.token, Generation: l.generation, Done: done}, nil
 	}
 	if open {
 		done()

@@ -57,20 +57,32 @@ func (o *owner) bring(h runtime.Handle, token string, generation int64) *live {
 	return l
 }
 
-// dial gives the way to the guest agent. Its connections end with the boot, also those
-// that are being made: a namespace that nobody lives in any more answers nothing.
+// dial gives the way to the guest agent.
 func (l *live) dial() func(context.Context) (net.Conn, error) {
-	return func(ctx context.Context) (net.Conn, error) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(l.lasts, cancel)()
-		conn, err := l.handle.DialGuest(ctx, guestproto.Port)
-		if err != nil {
-			return nil, err
-		}
-		stop := context.AfterFunc(l.lasts, func() { _ = conn.Close() })
-		return bootConn{conn, stop}, nil
+	return func(ctx context.Context) (net.Conn, error) { return l.connect(ctx, guestproto.Port) }
+}
+
+// dialPort opens a connection to a program's port. The agent answers to its host alone,
+// which it knows by a token that no caller has; they have no business there at all.
+func (l *live) dialPort(ctx context.Context, port int) (net.Conn, error) {
+	if port < 1 || port > 65535 || port == guestproto.Port {
+		return nil, fault.New(fault.InvalidArgument, "the port %d cannot be reached: use one between 1 and 65535 that is not %d", port, guestproto.Port).Because("port")
 	}
+	return l.connect(ctx, port)
+}
+
+// connect opens a connection that ends with the boot, also while it is being made: a
+// namespace that nobody lives in any more answers nothing.
+func (l *live) connect(ctx context.Context, port int) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(l.lasts, cancel)()
+	conn, err := l.handle.DialGuest(ctx, port)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(l.lasts, func() { _ = conn.Close() })
+	return bootConn{conn, stop}, nil
 }
 
 // bootConn is a connection that is closed when its boot ends.

@@ -152,7 +152,10 @@ type IdentityItem struct {
 
 // Guest is the way to a running sandbox's guest agent.
 type Guest struct {
-	Dial       func(ctx context.Context) (net.Conn, error)
+	Dial func(ctx context.Context) (net.Conn, error)
+	// DialPort connects to a TCP port of the sandbox. A port that nobody listens on is
+	// Unavailable at once; the agent's own port is InvalidArgument.
+	DialPort   func(ctx context.Context, port int) (net.Conn, error)
 	Token      string
 	Generation int64
 	Done       func() // ends the use, and may be called again

@@ -105,6 +105,7 @@ type Reader interface {
 	WebhookReader
 	TimerReader
 	ReceiptReader
+	PortReader
 }
 
 // Tx is a write transaction.
@@ -148,6 +149,7 @@ type Tx interface {
 	WebhookWriter
 	TimerWriter
 	ReceiptWriter
+	PortWriter
 }
 
 // Cursor is the place of a row in a list that is ordered by creation, then id. The

@@ -69,6 +69,7 @@ func Run(t *testing.T, engine Engine) {
 		{"Receipts_X1", receipts},
 		{"SigningKeys_X1", signingKeys},
 		{"WhatIsDeletedAndKept_X9", kept},
+		{"PortGrants_N1", portGrants},
 		{"ReopenAfterClose", reopen},
 	} {
 		t.Run(test.name, func(t *testing.T) {
