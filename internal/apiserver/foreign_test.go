@@ -25,7 +25,7 @@ func (r *rig) keyFor(project string, scopes ...string) string {
 // bodies are what calls need to get as far as looking for what they name.
 var bodies = map[string]string{
 	"startCommand": `{"command":["true"]}`, "signalCommand": `{"signal":"SIGKILL"}`, "resizeCommand": `{"rows":1,"cols":1}`,
-	"forkSandbox": `{}`, "setFirewall": `{}`, "moveFile": `{"from":"a","to":"b"}`, "makeDirectory": `{"path":"a"}`, "updateSandbox": `{"name":"mine"}`, "updateWebhook": `{"description":"x"}`, "rotateWebhookSecret": `{}`, "replayWebhook": `{"from":1,"to":2}`, "updateProject": `{"plan":"trial"}`,
+	"forkSandbox": `{}`, "openPort": `{"port":1}`, "setFirewall": `{}`, "moveFile": `{"from":"a","to":"b"}`, "makeDirectory": `{"path":"a"}`, "updateSandbox": `{"name":"mine"}`, "updateWebhook": `{"description":"x"}`, "rotateWebhookSecret": `{}`, "replayWebhook": `{"from":1,"to":2}`, "updateProject": `{"plan":"trial"}`,
 }
 
 // without is a message without the name that was asked for.

@@ -53,6 +53,7 @@ func TestEveryRoute(t *testing.T) {
 	}
 	everyCommandRoute(t, r)
 	everyFileRoute(t, r)
+	everyPortRoute(t, r)
 
 	if slept := r.verb("crate", "sleep"); slept.Sandbox.State != api.StateSleeping || slept.Sandbox.Workspace.SavedAt == nil {
 		t.Errorf("after sleep %+v", slept)
@@ -343,4 +344,28 @@ func TestOutputIsBase64(t *testing.T) {
 	if err != nil || string(b) != want {
 		t.Errorf("%s, want %s", b, want)
 	}
+}
+
+func everyPortRoute(t *testing.T, r *rig) {
+	made := decode[api.OpenedPort](t, r.do("POST", "/v1/sandboxes/crate/ports", `{"port":3000}`, "Idempotency-Key: k"), 201)
+	if !strings.HasPrefix(made.Token, "hutchp_") || made.Grant.Public || made.Grant.ExpiresAt == nil {
+		t.Errorf("opened %+v", made)
+	}
+	if again := decode[api.OpenedPort](t, r.do("POST", "/v1/sandboxes/crate/ports", `{"port":3000}`, "Idempotency-Key: k"), 201); again.Token != "" || again.Grant.ID != made.Grant.ID {
+		t.Errorf("a repeat gives %+v", again)
+	}
+	if public := decode[api.OpenedPort](t, r.do("POST", "/v1/sandboxes/crate/ports", `{"port":8000,"public":true}`), 201); public.Token != "" || !public.Grant.Public || public.Grant.ExpiresAt != nil {
+		t.Errorf("made public: %+v", public)
+	}
+	for _, body := range []string{`{"port":0,"public":true}`, `{"port":65536}`, `{"port":-1}`, `{"port":1,"expires_at":"2020-01-01"}`, `{"port":1,"expires_at":"soon"}`,
+		`{"port":1,"expires_at":"9999-01-01"}`, `{"port":1,"public":true,"expires_at":"9999-01-01"}`, `{}`} {
+		refused(t, r.do("POST", "/v1/sandboxes/crate/ports", body), fault.InvalidArgument)
+	}
+	if list := decode[api.PortGrantList](t, r.do("GET", "/v1/sandboxes/crate/ports", ""), 200); len(list.Ports) != 2 || list.Ports[0].ID != made.Grant.ID {
+		t.Errorf("the list is %+v", list)
+	}
+	if a := r.do("DELETE", "/v1/sandboxes/crate/ports/"+made.Grant.ID, ""); a.status != 204 {
+		t.Errorf("revoke: %d %s", a.status, a.body)
+	}
+	refused(t, r.do("DELETE", "/v1/sandboxes/crate/ports/"+made.Grant.ID, ""), fault.NotFound)
 }
