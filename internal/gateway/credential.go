@@ -1,7 +1,10 @@
 package gateway
 
 import (
+	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"sync"
@@ -107,17 +110,29 @@ func remember(w http.ResponseWriter, r *http.Request, t Target, token string) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// Bounds of wrong credentials: so many from one address for one sandbox in a time.
+// Bounds of wrong credentials in a time: from one address for one sandbox, and for all of
+// them, as their ids can be made up.
 const (
-	wrongMost   = 60
-	wrongWindow = time.Minute
-	wrongKept   = 10_000 // addresses that are remembered
+	wrongMost    = 60
+	wrongMostAll = 10 * wrongMost
+	wrongWindow  = time.Minute
+	wrongKept    = 10_000 // counts that are kept
 )
 
 // wrong counts refused credentials, so that nobody tries them by the million.
 type wrong struct {
 	mu   sync.Mutex
-	from map[string]wrongCount
+	from map[wrongOf]wrongCount
+}
+
+// wrongOf is what is counted: an address, and the sandbox that it asked for or "" for any.
+type wrongOf struct{ address, sandbox string }
+
+func (o wrongOf) most() int {
+	if o.sandbox == "" {
+		return wrongMostAll
+	}
+	return wrongMost
 }
 
 type wrongCount struct {
@@ -126,25 +141,68 @@ type wrongCount struct {
 }
 
 // wait gives how long a caller has to wait before its credential is looked at, 0 for not.
-func (w *wrong) wait(who string, now time.Time) time.Duration {
+func (w *wrong) wait(address, sandbox string, now time.Time) (wait time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if c := w.from[who]; c.n >= wrongMost {
-		return max(0, wrongWindow-now.Sub(c.since))
+	for _, of := range []wrongOf{{address, sandbox}, {address, ""}} {
+		if c := w.from[of]; c.n >= of.most() {
+			wait = max(wait, wrongWindow-now.Sub(c.since))
+		}
 	}
-	return 0
+	return wait
 }
 
-func (w *wrong) add(who string, now time.Time) {
+func (w *wrong) add(address, sandbox string, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	c := w.from[who]
-	if now.Sub(c.since) >= wrongWindow {
-		c = wrongCount{since: now}
+	if w.from == nil {
+		w.from = map[wrongOf]wrongCount{}
 	}
-	c.n++
-	if w.from == nil || len(w.from) >= wrongKept {
-		w.from = map[string]wrongCount{}
+	for _, of := range []wrongOf{{address, ""}, {address, sandbox}} {
+		c, known := w.from[of]
+		if now.Sub(c.since) >= wrongWindow {
+			c = wrongCount{since: now}
+		}
+		if !known && len(w.from) >= wrongKept {
+			w.forget(now)
+		}
+		c.n++
+		w.from[of] = c
 	}
-	w.from[who] = c
+}
+
+// forget makes room. Who has to wait is forgotten only where there is nobody else: or a
+// flood of made-up names would end every wait.
+func (w *wrong) forget(now time.Time) {
+	maps.DeleteFunc(w.from, func(_ wrongOf, c wrongCount) bool { return now.Sub(c.since) >= wrongWindow })
+	if len(w.from) >= wrongKept {
+		maps.DeleteFunc(w.from, func(of wrongOf, c wrongCount) bool { return c.n < of.most() && of.sandbox != "" })
+	}
+	if len(w.from) >= wrongKept {
+		clear(w.from)
+	}
+}
+
+// remote gives the address that a request came from, of IPv6 the network that one
+// subscriber has. A proxy on this machine names it in the last place of X-Forwarded-For;
+// what stands before that, or comes from elsewhere, is the caller's own word.
+func remote(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return host
+	}
+	if lines := r.Header.Values("X-Forwarded-For"); ip.IsLoopback() && len(lines) > 0 {
+		last := lines[len(lines)-1]
+		if told, err := netip.ParseAddr(strings.TrimSpace(last[strings.LastIndexByte(last, ',')+1:])); err == nil {
+			ip = told
+		}
+	}
+	if ip = ip.Unmap().WithZone(""); ip.Is6() {
+		return netip.PrefixFrom(ip, 64).Masked().String()
+	}
+	return ip.String()
 }

@@ -45,9 +45,15 @@ type Config struct {
 	// HeldMost is how many requests wait for one sandbox at a time, 0 for 512. What comes
 	// past it is told to come again.
 	HeldMost int
+	// DialMost is how long a sandbox that runs may take to answer a new connection, 0 for
+	// 30 s. One that is held for want of disk space, or has given its address away, never does.
+	DialMost time.Duration
 }
 
-const heldMost = 512
+const (
+	heldMost = 512
+	dialMost = 30 * time.Second
+)
 
 // Gateway is the handler.
 type Gateway struct {
@@ -70,6 +76,10 @@ func New(cfg Config) *Gateway {
 	if g.cfg.HeldMost == 0 {
 		g.cfg.HeldMost = heldMost
 	}
+	if g.cfg.DialMost == 0 {
+		g.cfg.DialMost = dialMost
+	}
+	g.pool.dialMost = g.cfg.DialMost
 	if g.cfg.Lasting == nil {
 		g.cfg.Lasting = context.WithCancel
 	}
@@ -101,9 +111,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	r = r.Clone(ctx) // what is taken out of it is its own
 	cred, byQuery := credential(r)
-	who := remote(r) + " " + t.Sandbox
+	from := remote(r)
 	if cred != (Credential{}) {
-		if wait := g.wrong.wait(who, began); wait > 0 {
+		if wait := g.wrong.wait(from, t.Sandbox, began); wait > 0 {
 			g.cfg.Fail(w, r, fault.New(fault.RateLimited, "too many wrong tokens came from here; try again later").Because("wrong_tokens").After(wait))
 			return
 		}
@@ -111,7 +121,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	way, err := g.open(ctx, t, cred)
 	if err != nil {
 		if cred != (Credential{}) && fault.Is(err, fault.Unauthenticated) {
-			g.wrong.add(who, began)
+			g.wrong.add(from, t.Sandbox, began)
 		}
 		g.cfg.Fail(w, r, err)
 		return
@@ -145,13 +155,6 @@ func (g *Gateway) open(ctx context.Context, t Target, c Credential) (Way, error)
 		}
 	}()
 	return g.cfg.Open(ctx, t, c)
-}
-
-func remote(r *http.Request) string {
-	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
-		return host
-	}
-	return r.RemoteAddr
 }
 
 // rewrite makes of a caller's request the one that the program gets.

@@ -2,11 +2,14 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/hutchrun/hutch/internal/fault"
 )
 
 const (
@@ -25,6 +28,8 @@ const (
 // pool keeps the connections to each sandbox's programs. A sandbox that has woken or
 // booted since has another generation: none of its connections is used again (N5).
 type pool struct {
+	dialMost time.Duration
+
 	mu   sync.Mutex
 	byID map[string]*route
 }
@@ -37,7 +42,10 @@ type route struct {
 	http2      *http.Transport // without TLS, for callers that speak gRPC
 }
 
-func newRoute(w Way, keep bool) *route {
+// errSilent is the cause of the context of a connection that was not answered in time.
+var errSilent = errors.New("gateway: nobody answered in time")
+
+func (p *pool) newRoute(w Way, keep bool) *route {
 	dial := func(ctx context.Context, _, addr string) (net.Conn, error) {
 		_, port, err := net.SplitHostPort(addr)
 		if err != nil {
@@ -47,7 +55,15 @@ func newRoute(w Way, keep bool) *route {
 		if err != nil {
 			return nil, err
 		}
-		return w.Dial(ctx, n)
+		// The transport lets a connection be made for the next caller when its own has gone
+		// away: without a bound those to a silent sandbox would pile up.
+		ctx, cancel := context.WithTimeoutCause(ctx, p.dialMost, errSilent)
+		defer cancel()
+		c, err := w.Dial(ctx, n)
+		if err != nil && errors.Is(context.Cause(ctx), errSilent) {
+			return nil, fault.Wrap(err, fault.Unavailable, "the sandbox did not answer on port %d in time; try again", n).Because("port_silent").After(5 * time.Second)
+		}
+		return c, err
 	}
 	transport := func() *http.Transport {
 		return &http.Transport{
@@ -77,7 +93,7 @@ func (p *pool) route(w Way) *route {
 		old.used = now
 		return old
 	case old != nil && old.generation > w.Generation: // a late caller must not take the newer ones away
-		return newRoute(w, false)
+		return p.newRoute(w, false)
 	case old != nil:
 		old.close()
 	}
@@ -92,7 +108,7 @@ func (p *pool) route(w Way) *route {
 	if p.byID == nil {
 		p.byID = map[string]*route{}
 	}
-	r := newRoute(w, true)
+	r := p.newRoute(w, true)
 	r.used = now
 	p.byID[w.Sandbox] = r
 	return r
