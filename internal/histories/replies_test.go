@@ -105,10 +105,11 @@ func named(text []byte) []string {
 		Operation struct{ ID string }
 		Key       struct{ ID string }
 		Webhook   struct{ ID string }
+		Grant     struct{ ID string }
 		Forks     []struct{ Sandbox struct{ ID string } }
 	}
 	_ = json.Unmarshal(text, &body) // some answers have no body
-	ids := []string{body.ID, body.Sandbox.ID, body.Operation.ID, body.Key.ID, body.Webhook.ID}
+	ids := []string{body.ID, body.Sandbox.ID, body.Operation.ID, body.Key.ID, body.Webhook.ID, body.Grant.ID}
 	for _, f := range body.Forks {
 		ids = append(ids, f.Sandbox.ID)
 	}
@@ -150,6 +151,12 @@ func TestLostReplies_V1_B1(t *testing.T) {
 		c.persist(lostOfEach, "PATCH", "/v1/sandboxes/"+id, `{"labels": {"a": "b"}, "ttl_seconds": 1800}`)
 		c.persist(lostOfEach, "POST", "/v1/sandboxes/"+id+"/fork", `{"count": 2, "name": "pup"}`)
 		c.rest(id)
+		c.persist(lostOfEach, "PUT", "/v1/sandboxes/"+id+"/firewall", `{"mode": "allowlist", "allow": ["example.com"]}`)
+		var opened struct{ Grant struct{ ID string } }
+		if err := json.Unmarshal(c.persist(lostOfEach, "POST", "/v1/sandboxes/"+id+"/ports", `{"port": 3000}`), &opened); err != nil {
+			t.Fatal(err)
+		}
+		c.persist(lostOfEach, "DELETE", "/v1/sandboxes/"+id+"/ports/"+opened.Grant.ID, "")
 		var key struct{ Key struct{ ID string } }
 		if err := json.Unmarshal(c.persist(lostOfEach, "POST", "/v1/keys", `{"name": "spare"}`), &key); err != nil {
 			t.Fatal(err)
