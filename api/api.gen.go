@@ -715,6 +715,18 @@ func (e WebhookStatus) Valid() bool {
 	}
 }
 
+// AddSSHKey defines model for AddSSHKey.
+type AddSSHKey struct {
+	// Name The key's comment where not given.
+	Name string `json:"name,omitempty"`
+
+	// Project A project other than the API key's own, which only an operator's key may name.
+	Project string `json:"project,omitempty"`
+
+	// PublicKey A line as in `id_ed25519.pub`.
+	PublicKey string `json:"public_key"`
+}
+
 // Archive When it goes to cold storage. It stands while the sandbox is stopped.
 type Archive struct {
 	// At Null for never.
@@ -1809,6 +1821,26 @@ type RotateSecret struct {
 	Secret string `json:"secret,omitempty"`
 }
 
+// SSHKey defines model for SSHKey.
+type SSHKey struct {
+	// CreatedAt RFC 3339 in UTC with milliseconds.
+	CreatedAt Time `json:"created_at"`
+
+	// Fingerprint As `ssh-keygen -l` shows it: SHA256 and base64.
+	Fingerprint string `json:"fingerprint"`
+	ID          string `json:"id"`
+	Name        string `json:"name"`
+	Project     string `json:"project"`
+	PublicKey   string `json:"public_key"`
+}
+
+// SSHKeyList defines model for SSHKeyList.
+type SSHKeyList struct {
+	// NextCursor Empty on the last page.
+	NextCursor string   `json:"next_cursor"`
+	SSHKeys    []SSHKey `json:"ssh_keys"`
+}
+
 // Sandbox defines model for Sandbox.
 type Sandbox struct {
 	// Archive When it goes to cold storage. It stands while the sandbox is stopped.
@@ -2666,6 +2698,30 @@ type WakeSandboxParams struct {
 	IdempotencyKey IdempotencyKey `json:"Idempotency-Key,omitempty"`
 }
 
+// ListSSHKeysParams defines parameters for ListSSHKeys.
+type ListSSHKeysParams struct {
+	// Project A project other than the key's own, which only an operator's key may name.
+	Project ProjectID `form:"project,omitempty" json:"project,omitempty"`
+
+	// Limit How many to give at most; 100 where not given.
+	Limit *Limit `form:"limit,omitempty" json:"limit,omitempty"`
+
+	// Cursor The `next_cursor` of the page before.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
+}
+
+// AddSSHKeyParams defines parameters for AddSSHKey.
+type AddSSHKeyParams struct {
+	// IdempotencyKey The same key makes the same call happen once.
+	IdempotencyKey IdempotencyKey `json:"Idempotency-Key,omitempty"`
+}
+
+// DeleteSSHKeyParams defines parameters for DeleteSSHKey.
+type DeleteSSHKeyParams struct {
+	// IdempotencyKey The same key makes the same call happen once.
+	IdempotencyKey IdempotencyKey `json:"Idempotency-Key,omitempty"`
+}
+
 // ListTemplatesParams defines parameters for ListTemplates.
 type ListTemplatesParams struct {
 	// Limit How many to give at most; 100 where not given.
@@ -2787,6 +2843,9 @@ type ResumeSandboxJSONRequestBody = Boot
 
 // WakeSandboxJSONRequestBody defines body for WakeSandbox for application/json ContentType.
 type WakeSandboxJSONRequestBody = Boot
+
+// AddSSHKeyJSONRequestBody defines body for AddSSHKey for application/json ContentType.
+type AddSSHKeyJSONRequestBody = AddSSHKey
 
 // CreateTemplateJSONRequestBody defines body for CreateTemplate for application/json ContentType.
 type CreateTemplateJSONRequestBody = CreateTemplate
@@ -3394,6 +3453,36 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /v1/sandboxes/{ref}/wake (the `WakeSandbox` operationId).
 	WakeSandbox(ctx context.Context, ref Ref, params *WakeSandboxParams, body WakeSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListSSHKeys List the public keys that open sandboxes over SSH
+	//
+	// Corresponds with GET /v1/ssh-keys (the `ListSSHKeys` operationId).
+	ListSSHKeys(ctx context.Context, params *ListSSHKeysParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AddSSHKeyWithBody Register a public key
+	//
+	// Its holder works in the project's sandboxes over SSH, so that the API key needs the scope `exec` too.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /v1/ssh-keys (the `AddSSHKey` operationId).
+	AddSSHKeyWithBody(ctx context.Context, params *AddSSHKeyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AddSSHKey Register a public key
+	//
+	// Its holder works in the project's sandboxes over SSH, so that the API key needs the scope `exec` too.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /v1/ssh-keys (the `AddSSHKey` operationId).
+	AddSSHKey(ctx context.Context, params *AddSSHKeyParams, body AddSSHKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeleteSSHKey Revoke a public key
+	//
+	// The next login with it is refused. Connections that stand go on.
+	//
+	// Corresponds with DELETE /v1/ssh-keys/{id} (the `DeleteSSHKey` operationId).
+	DeleteSSHKey(ctx context.Context, id string, params *DeleteSSHKeyParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListTemplates List templates
 	//
@@ -4771,6 +4860,76 @@ func (c *Client) WakeSandboxWithBody(ctx context.Context, ref Ref, params *WakeS
 // Corresponds with POST /v1/sandboxes/{ref}/wake (the `WakeSandbox` operationId).
 func (c *Client) WakeSandbox(ctx context.Context, ref Ref, params *WakeSandboxParams, body WakeSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewWakeSandboxRequest(c.Server, ref, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListSSHKeys List the public keys that open sandboxes over SSH
+//
+// Corresponds with GET /v1/ssh-keys (the `ListSSHKeys` operationId).
+func (c *Client) ListSSHKeys(ctx context.Context, params *ListSSHKeysParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListSSHKeysRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AddSSHKeyWithBody Register a public key
+//
+// Its holder works in the project's sandboxes over SSH, so that the API key needs the scope `exec` too.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /v1/ssh-keys (the `AddSSHKey` operationId).
+func (c *Client) AddSSHKeyWithBody(ctx context.Context, params *AddSSHKeyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAddSSHKeyRequestWithBody(c.Server, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AddSSHKey Register a public key
+//
+// Its holder works in the project's sandboxes over SSH, so that the API key needs the scope `exec` too.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /v1/ssh-keys (the `AddSSHKey` operationId).
+func (c *Client) AddSSHKey(ctx context.Context, params *AddSSHKeyParams, body AddSSHKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAddSSHKeyRequest(c.Server, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeleteSSHKey Revoke a public key
+//
+// The next login with it is refused. Connections that stand go on.
+//
+// Corresponds with DELETE /v1/ssh-keys/{id} (the `DeleteSSHKey` operationId).
+func (c *Client) DeleteSSHKey(ctx context.Context, id string, params *DeleteSSHKeyParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeleteSSHKeyRequest(c.Server, id, params)
 	if err != nil {
 		return nil, err
 	}
@@ -8583,6 +8742,176 @@ func NewWakeSandboxRequestWithBody(server string, ref Ref, params *WakeSandboxPa
 	return req, nil
 }
 
+// NewListSSHKeysRequest constructs an http.Request for the ListSSHKeys method
+func NewListSSHKeysRequest(server string, params *ListSSHKeysParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/ssh-keys")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "project", params.Project, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewAddSSHKeyRequest calls the generic AddSSHKey builder with application/json body
+func NewAddSSHKeyRequest(server string, params *AddSSHKeyParams, body AddSSHKeyJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewAddSSHKeyRequestWithBody(server, params, "application/json", bodyReader)
+}
+
+// NewAddSSHKeyRequestWithBody constructs an http.Request for the AddSSHKey method, with any body, and a specified content type
+func NewAddSSHKeyRequestWithBody(server string, params *AddSSHKeyParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/ssh-keys")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	if params != nil {
+
+		var headerParam0 string
+
+		headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+		if err != nil {
+			return nil, err
+		}
+
+		req.Header.Set("Idempotency-Key", headerParam0)
+
+	}
+
+	return req, nil
+}
+
+// NewDeleteSSHKeyRequest constructs an http.Request for the DeleteSSHKey method
+func NewDeleteSSHKeyRequest(server string, id string, params *DeleteSSHKeyParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "id", id, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/ssh-keys/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+
+		var headerParam0 string
+
+		headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+		if err != nil {
+			return nil, err
+		}
+
+		req.Header.Set("Idempotency-Key", headerParam0)
+
+	}
+
+	return req, nil
+}
+
 // NewListTemplatesRequest constructs an http.Request for the ListTemplates method
 func NewListTemplatesRequest(server string, params *ListTemplatesParams) (*http.Request, error) {
 	var err error
@@ -10004,6 +10333,40 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /v1/sandboxes/{ref}/wake (the `WakeSandbox` operationId).
 	WakeSandboxWithResponse(ctx context.Context, ref Ref, params *WakeSandboxParams, body WakeSandboxJSONRequestBody, reqEditors ...RequestEditorFn) (*WakeSandboxResponse, error)
+
+	// ListSSHKeysWithResponse List the public keys that open sandboxes over SSH
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /v1/ssh-keys (the `ListSSHKeys` operationId).
+	ListSSHKeysWithResponse(ctx context.Context, params *ListSSHKeysParams, reqEditors ...RequestEditorFn) (*ListSSHKeysResponse, error)
+
+	// AddSSHKeyWithBodyWithResponse Register a public key
+	//
+	// Its holder works in the project's sandboxes over SSH, so that the API key needs the scope `exec` too.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/ssh-keys (the `AddSSHKey` operationId).
+	AddSSHKeyWithBodyWithResponse(ctx context.Context, params *AddSSHKeyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AddSSHKeyResponse, error)
+
+	// AddSSHKeyWithResponse Register a public key
+	//
+	// Its holder works in the project's sandboxes over SSH, so that the API key needs the scope `exec` too.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /v1/ssh-keys (the `AddSSHKey` operationId).
+	AddSSHKeyWithResponse(ctx context.Context, params *AddSSHKeyParams, body AddSSHKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*AddSSHKeyResponse, error)
+
+	// DeleteSSHKeyWithResponse Revoke a public key
+	//
+	// The next login with it is refused. Connections that stand go on.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /v1/ssh-keys/{id} (the `DeleteSSHKey` operationId).
+	DeleteSSHKeyWithResponse(ctx context.Context, id string, params *DeleteSSHKeyParams, reqEditors ...RequestEditorFn) (*DeleteSSHKeyResponse, error)
 
 	// ListTemplatesWithResponse List templates
 	//
@@ -12864,6 +13227,143 @@ func (r WakeSandboxResponse) ContentType() string {
 	return ""
 }
 
+type ListSSHKeysResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SSHKeyList
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListSSHKeysResponse) GetJSON200() *SSHKeyList {
+	return r.JSON200
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r ListSSHKeysResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListSSHKeysResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListSSHKeysResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListSSHKeysResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListSSHKeysResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type AddSSHKeyResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *SSHKey
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r AddSSHKeyResponse) GetJSON201() *SSHKey {
+	return r.JSON201
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r AddSSHKeyResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r AddSSHKeyResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r AddSSHKeyResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r AddSSHKeyResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r AddSSHKeyResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DeleteSSHKeyResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *Error
+}
+
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r DeleteSSHKeyResponse) GetJSONDefault() *Error {
+	return r.JSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeleteSSHKeyResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeleteSSHKeyResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeleteSSHKeyResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeleteSSHKeyResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListTemplatesResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -14597,6 +15097,64 @@ func (c *ClientWithResponses) WakeSandboxWithResponse(ctx context.Context, ref R
 		return nil, err
 	}
 	return ParseWakeSandboxResponse(rsp)
+}
+
+// ListSSHKeysWithResponse List the public keys that open sandboxes over SSH
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /v1/ssh-keys (the `ListSSHKeys` operationId).
+func (c *ClientWithResponses) ListSSHKeysWithResponse(ctx context.Context, params *ListSSHKeysParams, reqEditors ...RequestEditorFn) (*ListSSHKeysResponse, error) {
+	rsp, err := c.ListSSHKeys(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListSSHKeysResponse(rsp)
+}
+
+// AddSSHKeyWithBodyWithResponse Register a public key
+//
+// Its holder works in the project's sandboxes over SSH, so that the API key needs the scope `exec` too.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/ssh-keys (the `AddSSHKey` operationId).
+func (c *ClientWithResponses) AddSSHKeyWithBodyWithResponse(ctx context.Context, params *AddSSHKeyParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AddSSHKeyResponse, error) {
+	rsp, err := c.AddSSHKeyWithBody(ctx, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAddSSHKeyResponse(rsp)
+}
+
+// AddSSHKeyWithResponse Register a public key
+//
+// Its holder works in the project's sandboxes over SSH, so that the API key needs the scope `exec` too.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /v1/ssh-keys (the `AddSSHKey` operationId).
+func (c *ClientWithResponses) AddSSHKeyWithResponse(ctx context.Context, params *AddSSHKeyParams, body AddSSHKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*AddSSHKeyResponse, error) {
+	rsp, err := c.AddSSHKey(ctx, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAddSSHKeyResponse(rsp)
+}
+
+// DeleteSSHKeyWithResponse Revoke a public key
+//
+// The next login with it is refused. Connections that stand go on.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /v1/ssh-keys/{id} (the `DeleteSSHKey` operationId).
+func (c *ClientWithResponses) DeleteSSHKeyWithResponse(ctx context.Context, id string, params *DeleteSSHKeyParams, reqEditors ...RequestEditorFn) (*DeleteSSHKeyResponse, error) {
+	rsp, err := c.DeleteSSHKey(ctx, id, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeleteSSHKeyResponse(rsp)
 }
 
 // ListTemplatesWithResponse List templates
@@ -16748,6 +17306,101 @@ func ParseWakeSandboxResponse(rsp *http.Response) (*WakeSandboxResponse, error) 
 			return nil, err
 		}
 		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListSSHKeysResponse parses an HTTP response from a ListSSHKeysWithResponse call
+func ParseListSSHKeysResponse(rsp *http.Response) (*ListSSHKeysResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListSSHKeysResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SSHKeyList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseAddSSHKeyResponse parses an HTTP response from a AddSSHKeyWithResponse call
+func ParseAddSSHKeyResponse(rsp *http.Response) (*AddSSHKeyResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &AddSSHKeyResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest SSHKey
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Error
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeleteSSHKeyResponse parses an HTTP response from a DeleteSSHKeyWithResponse call
+func ParseDeleteSSHKeyResponse(rsp *http.Response) (*DeleteSSHKeyResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeleteSSHKeyResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Error

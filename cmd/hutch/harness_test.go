@@ -47,6 +47,10 @@ func TestMain(m *testing.M) {
 		var err error
 		if shared, err = newServer(); err == nil {
 			shared.keep = "8s"
+			if sshAddress, err = freeAddress(); err != nil {
+				return 1
+			}
+			shared.args = []string{"--ssh-listen", sshAddress}
 			defer shared.remove()
 			if err = shared.start(); err == nil {
 				_, err = shared.try(15*time.Minute, nil, "templates", "build", "base", "--debian")

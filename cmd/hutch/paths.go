@@ -78,6 +78,7 @@ func (l layout) boots() string       { return filepath.Join(l.run(), "sb") }
 func (l layout) cgroup() string      { return "hutch-" + l.tag }
 func (l layout) probeCgroup() string { return "hutch-doctor-" + l.tag }
 func (l layout) database() string    { return filepath.Join(l.data, "hutch.db") }
+func (l layout) sshHostKey() string  { return filepath.Join(l.data, "ssh_host_ed25519_key") }
 func (l layout) journals() string    { return filepath.Join(l.data, "host") }
 func (l layout) binaries() string    { return filepath.Join(l.data, "bin") }
 func (l layout) log() string         { return filepath.Join(l.data, "hutch.log") }

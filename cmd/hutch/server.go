@@ -30,6 +30,7 @@ const hostID = "local"
 type serverConfig struct {
 	layout      layout
 	listen      string
+	sshListen   string // "" is no SSH
 	poolBytes   int64
 	spares      int             // networks that are kept ready
 	databaseURL string          // of PostgreSQL; "" is SQLite in the data directory
@@ -206,6 +207,11 @@ func serve(ctx context.Context, cfg serverConfig, ready func(ctl *control.Contro
 	defer os.Remove(cfg.layout.serverFile())
 	power, end := untilPower(ctx, cfg.power)
 	defer end()
+	endSSH, err := serveSSH(power, cfg, ctl)
+	if err != nil {
+		return err
+	}
+	defer endSSH()
 	err = front.answer(power, ctl, metrics, true, func(url string) error {
 		// Whoever waits for the server finds it by its file and its answers: the key and
 		// the context that they need are there before.
@@ -215,6 +221,7 @@ func serve(ctx context.Context, cfg serverConfig, ready func(ctl *control.Contro
 		cfg.log.Info("hutch is up", "url", url, "data", cfg.layout.data, "version", version)
 		return cfg.layout.writeServer(serverInfo{PID: os.Getpid(), URL: url, Version: version, Runtime: m.runsc, Agent: m.layer, Settings: cfg.settings})
 	})
+	endSSH()
 	if err == nil && errors.Is(context.Cause(power), errPower) {
 		err = putAway(ctx, cfg, ctl) // nobody calls any more
 	}

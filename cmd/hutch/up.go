@@ -35,6 +35,7 @@ const startTimeout = 2 * time.Minute
 type upFlags struct {
 	place
 	listen, poolSize       string
+	sshListen              string
 	databaseURL, prices    string
 	foreground, noTemplate bool
 	idle                   idleSettings
@@ -92,6 +93,7 @@ func upCommand(env cli.Env) *cobra.Command {
 	f.saves.add(cmd)
 	cmd.Flags().BoolVar(&f.foreground, "foreground", false, "stay in the foreground and log to stderr")
 	f.observing.flags(cmd)
+	cmd.Flags().StringVar(&f.sshListen, "ssh-listen", "", "address of the SSH gateway, such as 127.0.0.1:4822 (default: no SSH is served)")
 	cmd.Flags().BoolVar(&f.noTemplate, "no-template", false, "do not make the template `base`")
 	f.idle.add(cmd)
 	cmd.Flags().StringSliceVar(&f.adopt, "adopt", nil, "take in these sandboxes, by id, that the disks and journals here have and a restored database does not; `all` takes all")
@@ -109,7 +111,7 @@ func (f *upFlags) settle(cmd *cobra.Command, env cli.Env) (err error) {
 	f.settings.flags(cmd)
 	s := f.settings
 	f.data, f.listen, f.databaseURL = s.text(config.Data), s.text(config.Listen), s.text(config.DatabaseURL)
-	f.poolSize = s.text(config.PoolSize)
+	f.poolSize, f.sshListen = s.text(config.PoolSize), s.text(config.SSHListen)
 	if f.prices == "" {
 		f.prices = s.prices()
 	}
@@ -117,7 +119,7 @@ func (f *upFlags) settle(cmd *cobra.Command, env cli.Env) (err error) {
 	f.idle.settle(cmd, s)
 	f.events.settle(cmd, s)
 	f.saves.settle(cmd, s)
-	for _, name := range []string{"listen", "pool-size", "prices", "idle-sample", "idle-min", "metrics-listen", "domain", "drain", "keep-events", "webhook-http", "webhook-allow", "undelete-for", "save-retry"} {
+	for _, name := range []string{"listen", "pool-size", "prices", "idle-sample", "idle-min", "metrics-listen", "domain", "drain", "keep-events", "webhook-http", "webhook-allow", "undelete-for", "save-retry", "ssh-listen"} {
 		if flag := cmd.Flags().Lookup(name); flag.Changed {
 			f.given = append(f.given, "--"+name+"="+flag.Value.String())
 		}
@@ -140,7 +142,7 @@ func (f upFlags) config(log *slog.Logger) (serverConfig, error) {
 	}
 	s := f.settings
 	cfg := serverConfig{
-		layout: l, listen: f.listen, databaseURL: f.databaseURL, log: log, spares: s.count(config.Spares), limits: s.limits(),
+		layout: l, listen: f.listen, sshListen: f.sshListen, databaseURL: f.databaseURL, log: log, spares: s.count(config.Spares), limits: s.limits(),
 		machineStop: s.text(config.MachineStop), stopLimit: s.duration(config.StopLimit), settings: s.shown(), adopt: f.adopt, idle: f.idle, events: f.events, observing: f.observing,
 	}
 	cfg.limits.Bounds = f.idle.bounds()

@@ -22,6 +22,9 @@ func (r *rig) keyFor(project string, scopes ...string) string {
 	return "Authorization: Bearer " + secret
 }
 
+// publicKey is a key of SSH.
+const publicKey = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA me@laptop"
+
 // bodies are what calls need to get as far as looking for what they name.
 var bodies = map[string]string{
 	"startCommand": `{"command":["true"]}`, "signalCommand": `{"signal":"SIGKILL"}`, "resizeCommand": `{"rows":1,"cols":1}`,
@@ -47,10 +50,11 @@ func TestForeignKey_P1(t *testing.T) {
 	key := decode[api.CreatedKey](t, r.do("POST", "/v1/keys", `{"name":"ours"}`), 201).Key
 	cmd := decode[api.Command](t, r.do("POST", "/v1/sandboxes/box/commands", `{"command":["sleep","600"],"detach":true}`), 201)
 	r.template("secret")
+	sshKey := decode[api.SSHKey](t, r.do("POST", "/v1/ssh-keys", `{"public_key":"`+publicKey+`"}`), 201)
 	hook := decode[api.WebhookSecret](t, r.do("POST", "/v1/webhooks", `{"url":"https://1.1.1.1/hook"}`), 201).Webhook
 
 	// What stands for each part of a path, and what never was.
-	real := map[string][]string{"{ref}": {box.ID, box.Name}, "/v1/operations/{id}": {op.ID}, "/v1/keys/{id}": {key.ID}, "/v1/projects/{id}": {"default"}, "{name}": {"secret"}, "/v1/webhooks/{id}": {hook.ID}}
+	real := map[string][]string{"{ref}": {box.ID, box.Name}, "/v1/operations/{id}": {op.ID}, "/v1/keys/{id}": {key.ID}, "/v1/ssh-keys/{id}": {sshKey.ID}, "/v1/projects/{id}": {"default"}, "{name}": {"secret"}, "/v1/webhooks/{id}": {hook.ID}}
 	walked := 0
 	for pattern, o := range mustContract(t) {
 		method, path, _ := strings.Cut(pattern, " ")
@@ -88,7 +92,7 @@ func TestForeignKey_P1(t *testing.T) {
 		for _, name := range real[part] {
 			found := refused(t, call(name), fault.NotFound)
 			never := strings.Repeat("z", len(name))
-			if strings.HasPrefix(name, "sbx_") || strings.HasPrefix(name, "op_") || strings.HasPrefix(name, "key_") || strings.HasPrefix(name, "wh_") {
+			if strings.HasPrefix(name, "sbx_") || strings.HasPrefix(name, "op_") || strings.HasPrefix(name, "key_") || strings.HasPrefix(name, "sshk_") || strings.HasPrefix(name, "wh_") {
 				never = name[:strings.Index(name, "_")+1] + strings.Repeat("0", len(name)-strings.Index(name, "_")-1)
 			}
 			none := refused(t, call(never), fault.NotFound)
@@ -101,9 +105,9 @@ func TestForeignKey_P1(t *testing.T) {
 		t.Errorf("only %d calls were walked", walked)
 	}
 
-	for _, path := range []string{"/v1/sandboxes?state=ready&state=deleted", "/v1/operations", "/v1/events?limit=1000", "/v1/templates", "/v1/keys", "/v1/webhooks", "/v1/bill", "/v1/projects"} {
+	for _, path := range []string{"/v1/sandboxes?state=ready&state=deleted", "/v1/operations", "/v1/events?limit=1000", "/v1/templates", "/v1/keys", "/v1/ssh-keys", "/v1/webhooks", "/v1/bill", "/v1/projects"} {
 		a := r.do("GET", path, "", theirs, "Accept: application/json")
-		for _, ours := range []string{box.ID, `"box"`, op.ID, key.ID, `"secret"`, `"default"`} {
+		for _, ours := range []string{box.ID, `"box"`, op.ID, key.ID, sshKey.ID, `"secret"`, `"default"`} {
 			if strings.Contains(string(a.body), ours) {
 				t.Errorf("%s with a foreign key has %s: %s", path, ours, a.body)
 			}

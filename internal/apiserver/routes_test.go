@@ -254,6 +254,19 @@ func everyOtherRoute(t *testing.T, r *rig) {
 		t.Errorf("rotated %+v", rotated)
 	}
 	everyProjectRoute(t, r)
+	ssh := decode[api.SSHKey](t, r.do("POST", "/v1/ssh-keys", `{"public_key":"`+publicKey+`"}`), 201)
+	if ssh.Name != "me@laptop" || !strings.HasPrefix(ssh.Fingerprint, "SHA256:") || ssh.PublicKey+" me@laptop" != publicKey {
+		t.Errorf("SSH key %+v", ssh)
+	}
+	refused(t, r.do("POST", "/v1/ssh-keys", `{"public_key":"`+publicKey+`"}`), fault.Conflict)
+	refused(t, r.do("POST", "/v1/ssh-keys", `{"public_key":"command=\"x\" `+publicKey+`"}`), fault.InvalidArgument)
+	refused(t, r.do("POST", "/v1/ssh-keys", `{"public_key":"`+publicKey+`"}`, r.keyFor("default", "keys")), fault.PermissionDenied)
+	if list := decode[api.SSHKeyList](t, r.do("GET", "/v1/ssh-keys", ""), 200); len(list.SSHKeys) != 1 || list.SSHKeys[0] != ssh {
+		t.Errorf("SSH keys %+v", list)
+	}
+	if a := r.do("DELETE", "/v1/ssh-keys/"+ssh.ID, ""); a.status != 204 {
+		t.Errorf("delete SSH key: %d %s", a.status, a.body)
+	}
 	hosts := decode[api.HostList](t, r.do("GET", "/v1/hosts", ""), 200)
 	if len(hosts.Hosts) != 1 || hosts.Hosts[0].ID != "local" || !hosts.Hosts[0].Capabilities.HeldRestore {
 		t.Errorf("hosts %+v", hosts)

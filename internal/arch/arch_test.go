@@ -37,6 +37,7 @@ var mayImport = map[string][]string{
 	"internal/webhook":             {"internal/fault", "internal/sandbox", "internal/store"},
 	"internal/webhook/webhooktest": {"internal/fault", "internal/sandbox", "internal/store"},
 	"internal/apiserver":           {"internal/fault", "internal/metering", "internal/sandbox", "internal/control", "internal/hostproto", "internal/store", "internal/guestproto", "internal/span", "api"},
+	"internal/sshgate":             {"internal/fault", "internal/guestproto", "internal/hostproto"},
 	"internal/cli":                 {"internal/fault", "internal/receipt", "internal/mcp", "api"},
 	"internal/mcp":                 {"internal/fault", "api"},
 	"internal/config":              {"internal/fault"},
@@ -92,6 +93,7 @@ var onlyIn = map[string][]string{
 	"github.com/modelcontextprotocol":        {"internal/mcp"},
 	"github.com/prometheus":                  {"internal/telemetry"},
 	"go.opentelemetry.io":                    {"internal/telemetry", "internal/telemetry/telemetrytest"},
+	"golang.org/x/crypto/ssh":                {"internal/sshgate"},
 	"gvisor.dev/gvisor":                      {},
 }
 

@@ -72,7 +72,7 @@ func New(env Env) *cobra.Command {
 		a.stopCommand(), a.resumeCommand(), a.forkCommand(), a.deleteCommand(), a.undeleteCommand(), a.keepCommand(), a.receiptCommand(), a.renameCommand(), a.editCommand(),
 		a.labelCommand(), a.whyCommand(), a.firewallCommand(), a.identityCommand(), a.missedCommand(), a.runsCommand())
 	add(groupInside, a.execCommand(), a.attachCommand(), a.commandsCommand(), a.cpCommand(), a.watchCommand(), a.portsCommand())
-	add(groupServer, a.dfCommand(), a.billCommand(), a.templatesCommand(), a.eventsCommand(), a.webhooksCommand(), a.operationsCommand(), a.receiptsCommand(), a.projectsCommand(), a.keysCommand())
+	add(groupServer, a.dfCommand(), a.billCommand(), a.templatesCommand(), a.eventsCommand(), a.webhooksCommand(), a.operationsCommand(), a.receiptsCommand(), a.projectsCommand(), a.sshKeysCommand(), a.keysCommand())
 	add(groupLocal, a.mcpCommand(), a.skillCommand(), a.contextCommand(), a.configCommand(), a.versionCommand(), a.manCommand(), exitCodesTopic())
 	root.SetCompletionCommandGroupID(groupLocal)
 	root.SetHelpCommand(helpCommand())

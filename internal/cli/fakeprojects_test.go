@@ -100,5 +100,18 @@ func (f *fake) projectRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/keys/{id}/rotate", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, 200, api.CreatedKey{Key: key(r), Secret: "hutch_fresh"})
 	})
+	sshKey := api.SSHKey{ID: "sshk_1", Project: "default", Name: "me@laptop", Fingerprint: "SHA256:abc", PublicKey: "ssh-ed25519 AAAA", CreatedAt: at}
+	mux.HandleFunc("GET /v1/ssh-keys", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, 200, page(r, "ssh_keys", []api.SSHKey{sshKey}))
+	})
+	mux.HandleFunc("POST /v1/ssh-keys", func(w http.ResponseWriter, r *http.Request) {
+		var body api.AddSSHKey
+		k := sshKey
+		if json.NewDecoder(r.Body).Decode(&body) == nil {
+			k.PublicKey, k.Name = body.PublicKey, body.Name
+		}
+		answer(w, 201, k)
+	})
+	mux.HandleFunc("DELETE /v1/ssh-keys/{id}", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) })
 	mux.HandleFunc("DELETE /v1/keys/{id}", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) })
 }

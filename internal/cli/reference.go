@@ -10,7 +10,7 @@ import (
 // collections are what a path of the API names one of, by the segment before its name;
 // "" for those that name nothing.
 var collections = map[string]string{
-	"sandboxes": "sandbox", "commands": "command", "operations": "operation", "templates": "template", "keys": "key", "projects": "project", "webhooks": "webhook", "deliveries": "delivery",
+	"sandboxes": "sandbox", "commands": "command", "operations": "operation", "templates": "template", "keys": "key", "ssh-keys": "SSH key", "projects": "project", "webhooks": "webhook", "deliveries": "delivery",
 	"bill": "", "df": "", "events": "", "hosts": "", "receipt-keys": "", "version": "",
 }
 

@@ -49,6 +49,7 @@ const (
 	TracesTo      = "traces_endpoint"
 	Domain        = "domain"
 	Drain         = "drain"
+	SSHListen     = "ssh.listen"
 	Spares        = "network.spares"
 	VCPUSecond    = "prices.vcpu_second"
 	GiBSecond     = "prices.gib_second"
@@ -122,6 +123,10 @@ var Keys = []Key{
 	{
 		Name: Spares, Kind: Count, Default: "2", Example: "4", Most: 64,
 		Doc: "How many sandbox networks are kept ready, which makes `new` faster.",
+	},
+	{
+		Name: SSHListen, Kind: Text, Unset: "no SSH is served", Example: "127.0.0.1:4822", Flag: "ssh-listen",
+		Doc: "The address of the SSH gateway: `ssh NAME@host -p 4822` with a key of `hutch ssh-keys add`.", check: address,
 	},
 	{
 		Name: VCPUSecond, Kind: Decimal, Unset: "compute costs nothing", Example: "0.000012", Flag: "prices",

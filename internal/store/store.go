@@ -101,6 +101,7 @@ type Reader interface {
 	// Request finds a remembered request key.
 	Request(ctx context.Context, project, route, key string) (Request, error)
 	ProjectReader
+	SSHKeyReader
 	LedgerReader
 	WebhookReader
 	TimerReader
@@ -145,6 +146,7 @@ type Tx interface {
 	// before an instant, but for each sandbox's last receipt.
 	PruneHistory(ctx context.Context, before time.Time) error
 	ProjectWriter
+	SSHKeyWriter
 	LedgerWriter
 	WebhookWriter
 	TimerWriter

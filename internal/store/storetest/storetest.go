@@ -54,6 +54,7 @@ func Run(t *testing.T, engine Engine) {
 		{"RequestKeys_V1", requestKeys},
 		{"Templates", templates},
 		{"APIKeys", apiKeys},
+		{"SSHKeys", sshKeys},
 		{"Projects", projects},
 		{"ProjectLimits_P1", limits},
 		{"ProjectUse_P1", use},
