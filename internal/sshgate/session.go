@@ -217,7 +217,7 @@ func (s *session) run(ctx context.Context, req *guestproto.StartRequest) {
 // wordsOf is what a person reads of an error: faults are written for people, and other
 // errors are the server's own.
 func wordsOf(err error) string {
-	if f := fault.Of(err); f != nil {
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
 		return f.Message
 	}
 	return "the command was interrupted, and how it ended is not known"
