@@ -31,10 +31,10 @@ func serveSSH(ctx context.Context, cfg serverConfig, ctl *control.Control) (end 
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := gate.Serve(ctx, listener); err != nil {
-			cfg.log.Error("SSH is not served any more", "error", err)
+			cfg.log.Error("SSH is not served any more", "err", err)
 		}
 	})
-	cfg.log.Info("SSH is served", "address", listener.Addr().String(), "host_key", control.SSHFingerprint(key.PublicKey().Marshal()))
+	cfg.log.Info("SSH is served with the host key "+control.SSHFingerprint(key.PublicKey().Marshal()), "address", listener.Addr().String())
 	return func() { cancel(); running.Wait() }, nil
 }
 

@@ -101,7 +101,7 @@ func (g *Gate) Serve(ctx context.Context, l net.Listener) error {
 			return err
 		}
 		if err != nil { // too many open files: what is open goes on
-			g.cfg.Log.Warn("an SSH connection was not accepted", "error", err)
+			g.cfg.Log.Warn("an SSH connection was not accepted", "err", err)
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
@@ -171,7 +171,7 @@ func (g *Gate) serve(ctx context.Context, conn net.Conn) {
 	g.entered(from)
 	if err != nil {
 		g.tries.failed(from)
-		g.cfg.Log.Debug("an SSH login failed", "from", from, "error", err)
+		g.cfg.Log.Debug("an SSH login failed", "from", from, "err", err)
 		return
 	}
 	defer server.Close()
