@@ -34,7 +34,7 @@ func serveSSH(ctx context.Context, cfg serverConfig, ctl *control.Control) (end 
 			cfg.log.Error("SSH is not served any more", "err", err)
 		}
 	})
-	cfg.log.Info("SSH is served with the host key "+control.SSHFingerprint(key.PublicKey().Marshal()), "address", listener.Addr().String())
+	cfg.log.Info("SSH is served", "address", listener.Addr().String(), "host_key", control.SSHFingerprint(key.PublicKey().Marshal()))
 	return func() { cancel(); running.Wait() }, nil
 }
 
