@@ -163,6 +163,12 @@ func TestLostReplies_V1_B1(t *testing.T) {
 		}
 		c.persist(lostOfEach, "POST", "/v1/keys/"+key.Key.ID+"/rotate", `{}`)
 		c.persist(lostOfEach, "DELETE", "/v1/keys/"+key.Key.ID, "")
+		var line struct{ ID string }
+		public := "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl spare" // RFC 8709, of nobody's secret
+		if err := json.Unmarshal(c.persist(lostOfEach, "POST", "/v1/ssh-keys", `{"public_key": "`+public+`"}`), &line); err != nil {
+			t.Fatal(err)
+		}
+		c.persist(lostOfEach, "DELETE", "/v1/ssh-keys/"+line.ID, "")
 		c.persist(lostOfEach, "POST", "/v1/projects", `{"name": "second"}`)
 		c.persist(lostOfEach, "PATCH", "/v1/projects/second", `{"budget": "10.00"}`)
 		c.persist(lostOfEach, "POST", "/v1/templates", `{"name": "node", "source": {"debian": true}}`)
@@ -260,7 +266,7 @@ func (c *caller) once(id string) {
 	for what, want := range map[string]int{
 		"sandbox.creating": 3, // with two copies
 		"began create":     1, "began sleep": 1, "began wake": 1, "began stop": 1, "began resume": 1, "began fork": 1, "began delete": 2, "began undelete": 1,
-		"began build_template": 1, "sandbox.updated": 1, "key.created": 2 /* with the server's own */, "key.deleted": 1, "sandbox.deleted": 2,
+		"began build_template": 1, "sandbox.updated": 2 /* a label, the firewall */, "port.opened": 1, "port.closed": 1, "key.created": 2 /* with the server's own */, "key.deleted": 1, "sandbox.deleted": 2,
 	} {
 		if count[what] != want {
 			c.t.Errorf("%q is told of %d times, want %d", what, count[what], want)
