@@ -293,17 +293,20 @@ func TestPolicyAfterRestoredDatabase_A2_R9(t *testing.T) {
 			must(b.Update(t.Context(), me, s.ID, UpdateRequest{TTL: seconds(7200)}))(t)
 		}
 		var r hostproto.Report
-		b.host.script(func(h *fakeHost) { r = h.fact(s.ID, "", "", ""); h.away = nil })
+		b.host.script(func(h *fakeHost) { r = h.fact(s.ID, "", "", "") })
 		r.PolicyChange, r.Deadline = 1000, r.At.Add(50*time.Hour)
 		must0(t, b.Report(t.Context(), r))
+		b.host.script(func(h *fakeHost) { h.away = nil }) // it is told nothing before it has said what it has
 		until(t, "the host to be told", func() bool {
 			got := b.get(s.ID)
 			return got.PolicyChange == 0 && !got.Deadline.Equal(r.Deadline)
 		})
-		var last hostproto.PolicyChange
-		b.host.script(func(h *fakeHost) { last = h.policies[len(h.policies)-1] })
-		if want := b.get(s.ID).Policy; last.Change <= 1000 || last.Policy != want || last.Restart != pending {
-			t.Errorf("%s: the host was told %+v, want %+v", name, last, want)
+		var told []hostproto.PolicyChange
+		b.host.script(func(h *fakeHost) { told = slices.Clone(h.policies) })
+		// It may be told more than once: a restart once told is done.
+		restart := slices.ContainsFunc(told, func(p hostproto.PolicyChange) bool { return p.Change > 1000 && p.Restart })
+		if want, last := b.get(s.ID).Policy, told[len(told)-1]; last.Change <= 1000 || !last.Policy.Equal(want) || restart != pending {
+			t.Errorf("%s: the host was told %+v, want %+v", name, told, want)
 		}
 	}
 }

@@ -110,7 +110,8 @@ func (c *Control) settle(ctx context.Context, id string, f hostproto.Fact, known
 			}
 			s.HostSeq, s.Generation, s.Deadline = f.Seq, f.Generation, f.Deadline
 			if f.Policy != nil && !f.Policy.Equal(s.Policy) && s.PolicyChange == 0 {
-				s.PolicyChange = s.Version + 1 // what is shown is what is to hold
+				// What is shown is what is to hold. The host passes over a number that it has had.
+				s.PolicyChange = max(s.Version, f.Change) + 1
 			}
 		}
 		if err := w.travel(ctx, &s, events, at); err != nil {

@@ -123,7 +123,7 @@ func TestAfterRestore(t *testing.T) {
 	}
 	for id, want := range want {
 		got := u.get(id)
-		if got.State != want.State || got.Generation != want.Generation || got.HostSeq != want.HostSeq || got.Name != want.Name || got.Policy != want.Policy {
+		if got.State != want.State || got.Generation != want.Generation || got.HostSeq != want.HostSeq || got.Name != want.Name || !got.Policy.Equal(want.Policy) {
 			t.Errorf("%s is %s (generation %d, seq %d), not %s (%d, %d)", want.Name, got.State, got.Generation, got.HostSeq, want.State, want.Generation, want.HostSeq)
 		}
 		if rests := got.State == sandbox.Stopped; got.ArchiveAt.IsZero() == rests {
@@ -213,6 +213,7 @@ func TestPolicyAfterRestore_A2(t *testing.T) {
 	must(u.Update(t.Context(), me, s.ID, UpdateRequest{TTL: seconds(7200)}))(t)
 	until(t, "the host to have the change", func() bool { return u.get(s.ID).PolicyChange == 0 })
 	facts := []hostproto.Fact{u.factOf(s.ID)}
+	u.host.script(func(h *fakeHost) { facts[0].Change = h.policies[0].Change })
 	u.restore()
 	u.host.script(func(h *fakeHost) { h.facts = facts })
 	must(u.AfterRestore(t.Context()))(t)
@@ -220,7 +221,7 @@ func TestPolicyAfterRestore_A2(t *testing.T) {
 	until(t, "the host to be told", func() bool { return u.get(s.ID).PolicyChange == 0 })
 	var told []hostproto.PolicyChange
 	u.host.script(func(h *fakeHost) { told = h.policies })
-	if last := told[len(told)-1]; len(told) != 2 || last.Policy.TTL != s.Policy.TTL || u.get(s.ID).Policy.TTL != s.Policy.TTL {
+	if last := told[len(told)-1]; len(told) < 2 || last.Change <= facts[0].Change || last.Policy.TTL != s.Policy.TTL || u.get(s.ID).Policy.TTL != s.Policy.TTL {
 		t.Errorf("the host was told %+v", told)
 	}
 }

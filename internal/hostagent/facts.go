@@ -24,6 +24,7 @@ func (r *record) fact() hostproto.Fact {
 	}
 	if t := r.Timers; t != nil && r.Phase != phaseErased {
 		f.State, f.Since, f.Policy, f.Deadline = t.State, t.From, &t.Policy, t.Deadline
+		f.Change = r.Policy
 	}
 	if r.Job != nil {
 		f.Operation = r.Job.Command.Operation

@@ -233,6 +233,7 @@ type Fact struct {
 	Name       string
 	Spec       sandbox.Spec
 	Policy     *sandbox.Policy // nil where nothing was ready yet
+	Change     int64           // the number of the last change of it that the host took, 0 for none
 	State      sandbox.State   // "" where the host has erased it
 	Since      time.Time       // when it came into the state; zero where that is not known
 	Generation int64
