@@ -2,7 +2,9 @@ package control
 
 import (
 	"context"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,6 +47,11 @@ func (u *backedUp) restore() {
 	u.t.Helper()
 	u.Close()
 	must0(u.t, u.db.Close())
+	for _, log := range []string{"-wal", "-shm"} { // or what is in them would be put on top of the copy
+		if err := os.Remove(u.path + log); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			u.t.Fatal(err)
+		}
+	}
 	from, err := os.Open(u.copy)
 	must0(u.t, err)
 	defer from.Close()
