@@ -199,7 +199,8 @@ func (p program) execFault(err error) error {
 		return notExecutable(name, err)
 	case errors.Is(err, syscall.E2BIG):
 		return fault.Wrap(err, fault.TooLarge, "arguments and environment of %q are too large for the sandbox", name)
-	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE),
+		errors.Is(err, syscall.EFAULT): // gVisor's answer where there is no memory for what it copies
 		return fault.Wrap(err, fault.Unavailable, "the sandbox has no room for another process (%v); end some first", err).Because("process_limit")
 	}
 	return fault.Wrap(err, fault.Internal, "the command %q could not be started: %v", name, err)
