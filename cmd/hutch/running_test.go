@@ -85,9 +85,10 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	hutchFails(t, "not_found", "get", fresh.name)
 	shared.kill()
-	shared.args = []string{"--adopt", "all"}
+	args := shared.args
+	shared.args = append(slices.Clone(args), "--adopt", "all")
 	err := shared.start()
-	shared.args = nil
+	shared.args = args
 	if err != nil {
 		t.Fatal(err)
 	}
