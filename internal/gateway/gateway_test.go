@@ -84,7 +84,11 @@ func newRig(t *testing.T, program http.Handler, handle func(net.Conn), change fu
 	if change != nil {
 		change(&cfg)
 	}
-	r.server = httptest.NewServer(New(cfg))
+	r.server = httptest.NewUnstartedServer(New(cfg))
+	r.server.Config.Protocols = new(http.Protocols)
+	r.server.Config.Protocols.SetHTTP1(true)
+	r.server.Config.Protocols.SetUnencryptedHTTP2(true)
+	r.server.Start()
 	t.Cleanup(r.server.Close)
 	return r
 }
